@@ -18,7 +18,9 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.reference import run
+from tilewright.library.convolution.simt.few_planes import FewProblem, ranked_forms
 from tilewright.settings import settings
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 Sizes = tuple[int, ...]
 
@@ -109,6 +111,28 @@ def test_nothing_is_permuted_between_convolutions_and_pools(driver: Driver, rng:
     engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
     assert len(steps(engine)) == 4, steps(engine)
     check(graph, engine, rng, 2, 9 * 16)
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(3, (4, 3, 3)), (8, (2, 2, 2)), (1, (5, 7))])
+def test_few_pixels_of_groups_share_their_channels(
+    driver: Driver, rng: np.random.Generator, channels: int, kernel: Sizes
+) -> None:
+    case = Case(rng)
+    case.groups, case.channels, case.columns, case.kernel, case.images = 3, channels, 5, kernel, 1
+    case.image, case.strides, case.dilation = (6, 7, 8)[-len(kernel) :], (1,) * len(kernel), (1,) * len(kernel)
+    case.padding = ((2, 1),) * len(kernel)
+    graph = case.graph()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    form = engine.plan.steps[-1].evidence["reasons"]["form"]
+    assert ("parts" in form) == (channels > 1), form
+    check(graph, engine, case.rng, case.images, channels * math.prod(kernel))
+
+
+def test_many_pixels_share_the_weights_that_a_thread_loads() -> None:
+    machine = NvidiaTarget.named("sm_90a").machine()
+    few, many = (ranked_forms(FewProblem(8, 8, 27, pixels, 3, 4), machine)[0][0] for pixels in (1000, 1000000))
+    assert few.parts > 1 and few.block * few.parts == few.threads
+    assert many.parts == 1 and many.block == 4 * many.threads
 
 
 def test_pixels_of_pointwise_convolutions_are_read_in_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue
 from tilewright.library.convolution.problem import convolution_of, reads_one_pixel
+from tilewright.library.convolution.simt.few_planes import FewProblem, ranked_forms
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
@@ -33,7 +34,7 @@ from tilewright.targets.base import Target
 PLANES = "planes"  # the layout of a convolution that these kernels compute
 _PLANE_TILES = 6  # tiles that become candidates
 _FEWEST_ROWS = 4  # of a single group: tiles have 16 rows
-_FEW_BLOCK = 512  # pixels of such a program
+_UNROLLED_TAPS = 32  # of a window that are written one after the other
 _SMALL_IMAGE = 1024  # pixels of an image, below which blocks run over several images
 
 
@@ -47,7 +48,7 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     fewest = FEW_COLUMNS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
     few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= MOST_TAPS
     if few:
-        return [preceded_by(weights, _few(group, slots, weights.operand, target))]
+        return [preceded_by(weights, candidate) for candidate in _few(group, slots, weights.operand, target)]
     found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
     return [*found, *winograd_convolution(group, slots, graph, target)]
 
@@ -136,20 +137,28 @@ def _call(anchor: Node, weights: Operand, tile: SimtTile, parts: int, flat: bool
     return KernelCall(planes, operands, types, constants, grid, threads=tile.threads)
 
 
-def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """Groups of few output channels, each by itself."""
+def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
+    """Groups of few output channels, each by itself, in the likeliest forms."""
     anchor = group.anchor
     assert anchor is not None
     operands, types, constants = _bound(anchor, weights, slots)
     bind_extra(slots.extra, operands, types)
     pixels, out = product(anchor.output.shape[2:]), anchor.output
-    block = min(_FEW_BLOCK, max(32, next_power_of_2(expected(pixels))))
-    constants |= {"ROWS": next_power_of_2(constants["columns"]), "BLOCK": block}
-    grid = (ceil_divide(pixels, block), anchor.attributes["groups"], out.shape[0])
-    call = KernelCall(few_planes, operands, types, constants, grid, threads=block // 4)
     w = anchor.inputs[1]
     assert w is not None
     flops = simplify(lift(product(out.shape)) * product(w.shape[1:]) * 2)
-    return Candidate(
-        "few planes", (Stage((call,)),), window_cost(group, flops, target), (), {"block": f"{block} pixels"}
+    cost, machine = window_cost(group, flops, target), target.machine()
+    constants["ROWS"] = next_power_of_2(constants["columns"])
+    taps = expected(product(w.shape[2:]))
+    planes_of_result = expected(out.shape[0]) * anchor.attributes["groups"]
+    problem = FewProblem(
+        constants["ROWS"], constants["CHANNELS"], taps, expected(pixels), planes_of_result, out.dtype.itemsize
     )
+    found = []
+    for form, seconds in ranked_forms(problem, machine):
+        constants |= {"BLOCK": form.block, "PARTS": form.parts, "UNROLLED": taps <= _UNROLLED_TAPS}
+        grid = (ceil_divide(pixels, form.block), anchor.attributes["groups"], out.shape[0])
+        call = KernelCall(few_planes, operands, types, dict(constants), grid, threads=form.threads)
+        priced = replace(cost, seconds=max(cost.seconds, seconds))
+        found.append(Candidate("few planes", (Stage((call,)),), priced, (), {"form": str(form)}))
+    return found

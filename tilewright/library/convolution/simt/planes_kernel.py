@@ -122,44 +122,75 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
 
 
 @tilewright.jit
+def line_of_taps(acc, x, w, base, front, top, left, z, y, exists, known, depth, height, width, row_of_weights,
+                 KERNEL_X: tl.constexpr, DILATION_Z: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
+                 PADDED: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """acc with what one line of a window adds: places [1, 1, pixels] where they `exist`, weights of those `known`."""
+    deeper, down = z * DILATION_Z, y * DILATION_Y
+    for column in tl.static_range(KERNEL_X):
+        right = column * DILATION_X
+        inside = exists
+        if PADDED:
+            inside = exists & in_image(front + deeper, top + down, left + right, depth, height, width)
+        values = tl.load(x + (base + ((deeper * height + down) * width + right)), mask=inside, other=0.0).to(TYPE)
+        weight = tl.load(w + column * row_of_weights, mask=known, other=0.0).to(TYPE)
+        acc += weight * values
+    return acc
+
+
+@tilewright.jit
 def few_planes(x, w, out, columns, depth, height, width, out_depth, out_height, out_width, *extra,
                CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Z: tl.constexpr, KERNEL_Y: tl.constexpr,
                KERNEL_X: tl.constexpr, STRIDE_Z: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
                PAD_Z: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Z: tl.constexpr,
                DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-               BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+               BLOCK: tl.constexpr, PARTS: tl.constexpr = 1, UNROLLED: tl.constexpr = True,
+               TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """The convolution of `planes` where a group has few output channels (one, if it is depthwise): all of them, `ROWS`
     or fewer, of a block of an image's pixels, by multiply-adds of what each tap reads.
 
-    Grid: (pixel blocks, groups, images).
+    Grid: (pixel blocks, groups, images).  `PARTS` channels are summed up side by side, by threads of their own.
+    `UNROLLED` says that all lines of a window are written one after the other.
     """
     group, image = tl.program_id(1), tl.program_id(2).to(tl.int64)
     pixels = out_depth * out_height * out_width
     plane = depth * height * width
-    row = tl.arange(0, ROWS)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = pixel < pixels
+    part, row = tl.arange(0, PARTS)[:, None, None], tl.arange(0, ROWS)[None, :, None]
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, None, :]
+    exists, known = pixel < pixels, row < columns
     front, top, left = window_starts(pixel, out_height, out_width, STRIDE_Z, STRIDE_Y, STRIDE_X, PAD_Z, PAD_Y, PAD_X)
     x += (image * GROUPS + group) * CHANNELS * plane
     base = (front * height + top) * width + left
+    if PARTS > 1:
+        base += part * plane
+    row_of_weights = CHANNELS * (columns * GROUPS)  # those of a tap
     w += group * columns + row
-    acc = tl.zeros((ROWS, BLOCK), TYPE)
-    for channel in range(CHANNELS):
-        for z in tl.static_range(KERNEL_Z):
-            for y in tl.static_range(KERNEL_Y):
-                for column in tl.static_range(KERNEL_X):
-                    deeper, down, right = z * DILATION_Z, y * DILATION_Y, column * DILATION_X
-                    inside = there
-                    if PADDED:
-                        inside = there & in_image(front + deeper, top + down, left + right, depth, height, width)
-                    shift = (deeper * height + down) * width + right
-                    values = tl.load(x + (base + shift), mask=inside, other=0.0).to(TYPE)
-                    tap = ((z * KERNEL_Y + y) * KERNEL_X + column) * CHANNELS + channel
-                    weight = tl.load(w + tap * (columns * GROUPS), mask=row < columns, other=0.0).to(TYPE)
-                    acc += weight[:, None] * values[None, :]
-        x += plane
+    if PARTS > 1:  # each thread loads what it multiplies by: parts have other weights
+        w += part * (columns * GROUPS) + tl.zeros((1, 1, BLOCK), tl.int32)
+    acc = tl.zeros((PARTS, ROWS, BLOCK), TYPE)
+    for first in range(0, CHANNELS, PARTS):
+        there, given = exists, known
+        if CHANNELS % PARTS != 0:
+            there, given = exists & (first + part < CHANNELS), known & (first + part < CHANNELS)
+        if UNROLLED:
+            for z in tl.static_range(KERNEL_Z):
+                for y in tl.static_range(KERNEL_Y):
+                    weights = w + (z * KERNEL_Y + y) * KERNEL_X * row_of_weights
+                    acc = line_of_taps(acc, x, weights, base, front, top, left, z, y, there, given, depth, height,
+                                       width, row_of_weights, KERNEL_X, DILATION_Z, DILATION_Y, DILATION_X, PADDED,
+                                       TYPE)  # fmt: skip
+        else:
+            for line in range(KERNEL_Z * KERNEL_Y):
+                weights = w + line * KERNEL_X * row_of_weights
+                acc = line_of_taps(acc, x, weights, base, front, top, left, line // KERNEL_Y, line % KERNEL_Y, there,
+                                   given, depth, height, width, row_of_weights, KERNEL_X, DILATION_Z, DILATION_Y,
+                                   DILATION_X, PADDED, TYPE)  # fmt: skip
+        x += PARTS * plane
+        w += PARTS * (columns * GROUPS)
 
-    mask = and_masks(within(row[:, None], columns, True), there[None, :])
-    output_row = (image * GROUPS + group) * columns + row[:, None]
-    result = EPILOGUE(acc, output_row, pixel[None, :], mask, extra)
-    tl.store(out + output_row * pixels + pixel[None, :], result, mask=mask)
+    output_row = tl.arange(0, ROWS)[:, None]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (output_row < columns) & (place < pixels)
+    output_row += (image * GROUPS + group) * columns
+    result = EPILOGUE(tl.sum(acc, 0), output_row, place, mask, extra)
+    tl.store(out + output_row * pixels + place, result, mask=mask)
