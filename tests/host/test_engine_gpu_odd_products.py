@@ -64,3 +64,26 @@ def test_large_products_of_float32(
     x = rng.standard_normal((257, 61)).astype(np.float32)
     exact = np.maximum(x.astype(np.float64) @ (w.T if transposed else w), 0)
     assert np.max(np.abs(engine.run({"x": x})["y"] - exact)) <= 2.0**-20 * np.max(exact)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "steps"),
+    [(72, 61, 40, 1), (75, 61, 21, 1), (75, 64, 24, 1), (72, 61, 43, 3), (75, 61, 131, None)],
+)
+def test_transposed_left_operands_of_any_depth(
+    rows: int, depth: int, columns: int, steps: int | None, driver: Driver, rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Depths of operands without rows along them are not filled up, and odd rows are read as they lie if columns are
+    few; else there are copies."""
+    monkeypatch.setitem(align_products._LEAST_WORK, 16, 1)
+    monkeypatch.setattr(align_products, "_LEAST_USE", 1)
+    b = GraphBuilder("turned")
+    x, w = b.input("x", float16, (depth, rows)), b.input("w", float16, (depth, columns))
+    b.output(b.op("matmul", [b.op("permute", [x], order=(1, 0)), w]), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert steps is None or len(engine.plan.steps) == steps
+    left, right = (rng.standard_normal((depth, extent)).astype(np.float16) for extent in (rows, columns))
+    exact = left.astype(np.float64).T @ right.astype(np.float64)
+    found = engine.run({"x": left, "w": right})["y"].astype(np.float64)
+    assert (np.abs(found - exact) <= product_bound(np.ascontiguousarray(left.T), right, float16)).all()

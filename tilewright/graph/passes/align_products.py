@@ -5,7 +5,8 @@ multiple of so many numbers, a kernel reads element by element, of 16 bits up to
 copied into rows of zeros first, constants once in the build, and what is beyond the columns is cut off. Where there is
 little to multiply for what would be copied, as in products of few rows, it is read element by element. Products of
 float32 are slow themselves: large ones alone are worth it, and columns only where rows of the right operand run along
-them.
+them. Left operands that are read transposed, as they lie (`transposed_products`), have no rows along the depth: it
+counts where the right operand has, and nothing is copied where they are read element by element.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import prod
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fold_constants import fold_constants
+from tilewright.graph.passes.transposed_products import has_whole_rows, read_in_place
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
@@ -43,6 +45,11 @@ def _aligned(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None
     aligned = _ALIGNED // a.dtype.itemsize
     more, wider = -depth % aligned, -columns % aligned
+    turned = read_in_place(node, rewriter) if a.dtype.bits == 16 else None
+    if turned is not None and not has_whole_rows(turned):
+        return None
+    if turned is not None and not transposed:
+        more = 0
     rows = prod(upper_bound(extent) for extent in node.output.shape[:-1])
     if a.dtype == float32:
         wider = 0 if transposed else wider
