@@ -17,15 +17,15 @@ from tilewright.targets.machine import Machine
 
 _MOST_NARROW = 2  # forms of one pixel a thread that become candidates
 _LARGEST_BLOCK = 512  # pixels of a program whose threads have four
-_PARTS = (1, 2, 4, 8)
+_CHANNEL_PARTS = (1, 2, 4, 8)
 _THREADS = (64, 128, 256)
 _ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
 # Clocks of one instruction after the other: 1000 taps of 32 sums took 200 us with a warp on each scheduler (H200,
 # 2026-11-29).
-_LATENCY = 4.0
+_INSTRUCTION = 4.0
 _TAP = 3.0  # instructions for a pixel's place in a window, which may be outside of the image
 _START = 1500.0  # clocks from a CTA's start to its first sum, and from its last to its end
-_JOIN = 800.0  # clocks for the sum of parts
+_SUM_OF_PARTS = 800.0  # clocks for the sum of parts
 _WARPS = 16  # of a scheduler at once
 
 
@@ -59,7 +59,7 @@ def _forms(problem: FewProblem) -> list[FewForm]:
     most = next_power_of_2(problem.pixels)
     block = min(_LARGEST_BLOCK, max(32, most))
     found = [FewForm(block, 1, block // 4)]
-    for parts in _PARTS:
+    for parts in _CHANNEL_PARTS:
         if parts < 2 * problem.channels:
             blocks = [(threads // parts, threads) for threads in _THREADS]
             found += [FewForm(block, parts, threads) for block, threads in blocks if 32 <= block <= max(32, most)]
@@ -75,8 +75,8 @@ def seconds_of(form: FewForm, problem: FewProblem, machine: Machine) -> float:
     ctas = ceil(problem.pixels / form.block) * problem.planes
     warps = ceil(ctas / machine.processors) * max(1.0, form.threads / machine.warp_threads) / 4  # of a scheduler
     rounds = max(1.0, warps / _WARPS)
-    clocks = instructions * max(_LATENCY * rounds, warps / _ISSUE) + rounds * _START
-    return machine.launches.kernel + (clocks + (_JOIN if form.parts > 1 else 0.0)) / machine.clock
+    clocks = instructions * max(_INSTRUCTION * rounds, warps / _ISSUE) + rounds * _START
+    return machine.launches.kernel + (clocks + (_SUM_OF_PARTS if form.parts > 1 else 0.0)) / machine.clock
 
 
 @lru_cache(maxsize=1024)
