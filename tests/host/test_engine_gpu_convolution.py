@@ -100,6 +100,32 @@ def test_any_number_of_images(
     check(model(rng, "batch", **sizes, **attributes), rng, (1, 5), "hopper convolution")
 
 
+@pytest.mark.slow(but_every=3)
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "stride", "pad"),
+    [(8, 16, (9, 9), 1, 4), (1, 16, (5, 7), 1, 3), (2, 24, (3, 3), 2, 1), (16, 8, (3, 5), 1, (1, 2)),
+     (3, 32, (7, 7), 4, 3), (8, 40, (1, 11), (1, 2), (0, 5))],
+)  # fmt: skip
+def test_lines_of_windows_as_runs_by_weights_that_are_inputs(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, channels: int, outputs: int,
+    kernel: tuple[int, int], stride: Any, pad: Any,
+) -> None:  # fmt: skip
+    """Of few channels, with a copy of the image that is the only one of it."""
+    b = GraphBuilder("runs")
+    x = b.input("x", float16, (2, channels, 17, 19))
+    w = b.input("w", float16, (outputs, channels, *kernel))
+    attributes = {name: value for name, value in window(kernel, stride, pad).items() if name != "kernel"}
+    b.output(b.op("conv", [x, w], **attributes), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert "hopper convolution" in {step.evidence.get("chosen") for step in engine.plan.steps}
+    assert len(engine.plan.steps) == 4  # weights, image, product, and the result to channels first
+    inputs = {value.name: rng.standard_normal(value.shape).astype(np.float16) for value in graph.inputs}
+    exact = run(graph, inputs)["y"]
+    found = engine.run(inputs)["y"].astype(np.float64)
+    assert np.max(np.abs(found - exact)) <= 2.0**-9 * np.max(np.abs(exact))
+
+
 @pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize(  # every pair of values
     ("batch", "residual", "stride"), [(2, False, 1), (2, True, 2), ("batch", False, 2), ("batch", True, 1)]

@@ -37,13 +37,16 @@ class PackedOperand:
 
 
 def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -> PackedOperand:
-    """Weights in the order of a `taps` or `order` recipe."""
+    """Weights in the order of a `taps`, `order` or `runs` recipe, those that are no constants with one pixel a run."""
     if value in graph.constants:
         return PackedOperand(PackedConstant(value, recipe))
     fields = dict(recipe)
     moves = _Moves(value)
     if fields["kind"] == "order":
         moves.permute(fields["axes"])
+    elif fields["kind"] == "runs":
+        assert "pixels" not in fields
+        _to_runs(moves, fields["channels"], fields["fold"], fields["length"])
     else:
         _to_panels(moves, fields["groups"], fields["width"])
     call = elementwise_call(moves.nodes, [Result(moves.value, moves.value)], graph.constants, target)
@@ -69,10 +72,16 @@ class _Moves:
     def permute(self, order: tuple[int, ...]) -> None:
         self._append("permute", tuple(self.value.shape[axis] for axis in order), order=order)
 
+    def pad(self, *extents: Size) -> None:
+        """Zeros behind each axis up to an extent."""
+        pads = tuple(
+            (0, simplify(lift(extent) - own)) for extent, own in zip(extents, self.value.shape, strict=True)
+        )
+        if any(pad != (0, 0) for pad in pads):
+            self._append("pad", extents, pads=pads, value=0)
+
     def pad_last(self, extent: Size) -> None:
-        shape = self.value.shape
-        pads = (*(((0, 0),) * (len(shape) - 1)), (0, simplify(lift(extent) - shape[-1])))
-        self._append("pad", (*shape[:-1], extent), pads=pads, value=0)
+        self.pad(*self.value.shape[:-1], extent)
 
 
 def _to_panels(moves: _Moves, groups: int, width: int) -> None:
@@ -87,3 +96,16 @@ def _to_panels(moves: _Moves, groups: int, width: int) -> None:
     moves.pad_last(simplify(lift(panels) * width))
     moves.reshape(groups, depth, panels, width)
     moves.permute((0, 2, 1, 3))
+
+
+def _to_runs(moves: _Moves, wide: int, fold: int, length: int) -> None:
+    """[O, I, rows, columns] to [O, lines, length], lines of `fold` rows together whose pixels have `wide` channels."""
+    outputs, _, rows, columns = moves.value.shape
+    assert isinstance(rows, int) and isinstance(columns, int)
+    lines = -(-rows // fold)
+    moves.permute((0, 2, 3, 1))
+    moves.pad(outputs, lines * fold, columns, wide)
+    moves.reshape(outputs, lines, fold, columns, wide)
+    moves.permute((0, 1, 3, 2, 4))
+    moves.reshape(outputs, lines, columns * fold * wide)
+    moves.pad_last(length)

@@ -10,6 +10,7 @@ import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.passes.fuse import SHORT_PIXEL
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.convolution.hopper import kernel as hopper
@@ -66,6 +67,14 @@ def is_padded(x: Value, w: Value) -> bool:
     return not divides(_TILED_BYTES, lift(w.shape[1]) * x.dtype.itemsize)
 
 
+def has_short_rows(anchor: Node, x: Value, w: Value) -> bool:
+    """Whether a pixel's channels are so few that lines of windows are better read as runs of a copy of the image."""
+    channels, (_, kernel_x) = w.shape[1], _window(w)
+    assert isinstance(channels, int)
+    whole = anchor.attributes["groups"] == 1 and x.rank == 4
+    return whole and kernel_x > 2 and channels * x.dtype.itemsize <= SHORT_PIXEL and not is_padded(x, w)
+
+
 def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target) -> bool:
     """Whether the Hopper kernel has these types and can store the columns."""
     assert group.anchor is not None
@@ -100,11 +109,12 @@ def hopper_rows(group: Group, moves: Moves, graph: Graph, target: Target) -> lis
 
 
 def hopper_candidates(
-    group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target, pixels: int = 1
+    group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target, pixels: int = 1, runs: bool = False
 ) -> list[Candidate]:
     """The Hopper convolution in its likeliest configs; none where tensor copies cannot move the operands.
 
-    `pixels` of a line are one of the result, as in `in_rows_of_pixels`.
+    `pixels` of a line are one of the result, as in `in_rows_of_pixels`; with `runs` lines of windows are read as one
+    run each even if tensor copies can move the image as it is.
     """
     anchor, x, w = convolution_of(group)
     out, groups = anchor.output, anchor.attributes["groups"]
@@ -115,13 +125,13 @@ def hopper_candidates(
         return []
     stages: tuple[Stage, ...] = ()
     temporaries: tuple[Value, ...] = ()
-    if not is_padded(x, w):
+    if not is_padded(x, w) and not runs:
         packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
         weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
         image = _direct_image(anchor, x, w, groups)
         stages, temporaries = (*moves.stages, *stages), (*moves.temporaries, *temporaries)
     else:
-        found = _padded_image(anchor, moves, x, w, graph, pixels) if x.dtype.is_float else None
+        found = _padded_image(anchor, moves, x, w, graph, pixels, target) if x.dtype.is_float else None
         if found is None:
             return []
         image, stages, temporaries, weights = found
@@ -263,8 +273,8 @@ class _Runs:
 
 
 def _padded_image(
-    anchor: Node, moves: Moves, x: Value, w: Value, graph: Graph, pixels: int
-) -> tuple[_Image, tuple[Stage, ...], tuple[Value, ...], PackedConstant] | None:
+    anchor: Node, moves: Moves, x: Value, w: Value, graph: Graph, pixels: int, target: Target
+) -> tuple[_Image, tuple[Stage, ...], tuple[Value, ...], Operand] | None:
     """A copy of an image of few channels in which every line of a window is one run, with the weights to it.
 
     The run's begin moves by a multiple of 16 bytes from pixel to pixel, which takes some channels of zeros; the image's
@@ -277,8 +287,8 @@ def _padded_image(
     kernel_y, (step_y, step_x) = _window(w)[0], attributes["strides"]
     (top, _), (left, _) = attributes["padding"]
     assert isinstance(channels, int)
-    other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or w not in graph.constants
-    if other or not isinstance(width, int) or not isinstance(out_width, int):
+    other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1)
+    if other or (pixels > 1 and w not in graph.constants) or not isinstance(width, int) or not isinstance(out_width, int):
         return None
     unit = _TILED_BYTES // x.dtype.itemsize
     runs = _Runs.of(anchor, x, w, pixels)
@@ -296,7 +306,7 @@ def _padded_image(
         copy, (images, lines, out_width, run), (simplify(lift(lines) * row), row, pixels * step_x * pixel, 1),
         (images, out_height, out_width), length, (taps, 1), (step, 1),
     )  # fmt: skip
-    weights = PackedConstant(w, runs_recipe(runs.wide, fold, length, pixels, step_x))
+    weights = packed_weights(w, runs_recipe(runs.wide, fold, length, pixels, step_x), graph, target)
     entries = next_power_of_2(pixel)
     block = min(256, next_power_of_2(padded), max(1, 1024 // entries))
     source, steps = x, (simplify(lift(height) * width * channels), width * channels, channels, 1)
@@ -320,7 +330,8 @@ def _padded_image(
     grid = (product([images, lines]), ceil_divide(padded, block), 1)
     options = {"num_warps": max(1, block * entries // 256)}
     call = KernelCall(pad_channels, operands, types, constants, grid, options=options)
-    return image, (*before, Stage((call,))), (*values, copy), weights
+    stages, temporaries = (*before, *weights.stages, Stage((call,))), (*values, *weights.temporaries, copy)
+    return image, stages, temporaries, weights.operand
 
 
 def _residual(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | None:

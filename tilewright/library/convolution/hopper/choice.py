@@ -27,6 +27,8 @@ _SPAN = 700.0
 _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
 _CONVOLUTION_FILL = 1200.0
+# For each row of a tensor copy that is no longer than 32 bytes: 5x8x51x51 by 9x9 took 28 us (H200, 2026-11-29).
+_SHORT_ROW_BYTES, _SHORT_ROW_CLOCKS = 32, 4.0
 _FEW_SHARED = 3  # configs whose CTAs share their depth that are listed before others
 
 
@@ -59,6 +61,8 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     instruction = 2 * 64 * 16 * config.BN / machine.wgmma
     multiplied = config.units * config.BK * config.INPUT.itemsize / 32 * max(instruction, 16 + config.BN / 4)
     loaded = config.stage_bytes / machine.l2_windows
+    if config.BK * config.INPUT.itemsize <= _SHORT_ROW_BYTES:
+        loaded = max(loaded, (config.units * config.pixels + config.BN) * _SHORT_ROW_CLOCKS)
     elements = UNIT_PIXELS * config.units * config.stored_columns
     epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work)
     if config.SPLIT > 1:

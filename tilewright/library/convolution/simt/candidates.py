@@ -19,7 +19,12 @@ from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.convolution.hopper.candidates import hopper_candidates, hopper_rows, is_padded
+from tilewright.library.convolution.hopper.candidates import (
+    has_short_rows,
+    hopper_candidates,
+    hopper_rows,
+    is_padded,
+)
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
 from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue, with_image_moved
 from tilewright.library.convolution.problem import checked_convolution, convolution_of, image_ranges, is_pointwise
@@ -60,6 +65,8 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     copied = hopper_candidates(group, moves, graph, slots, target)
     if copied and is_padded(x, w):
         copied += hopper_rows(group, moves, graph, target)
+    if copied and has_short_rows(anchor, x, w):
+        copied += hopper_candidates(group, moves, graph, slots, target, runs=True)
     found = []
     if is_pointwise(anchor, w):
         steps: tuple[Size, Size] = (w.shape[0], 1)  # of the depth and of columns
