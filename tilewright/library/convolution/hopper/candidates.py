@@ -287,8 +287,8 @@ def _padded_image(
     kernel_y, (step_y, step_x) = _window(w)[0], attributes["strides"]
     (top, _), (left, _) = attributes["padding"]
     assert isinstance(channels, int)
-    other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1)
-    if other or (pixels > 1 and w not in graph.constants) or not isinstance(width, int) or not isinstance(out_width, int):
+    other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or (pixels > 1 and w not in graph.constants)
+    if other or not isinstance(width, int) or not isinstance(out_width, int):
         return None
     unit = _TILED_BYTES // x.dtype.itemsize
     runs = _Runs.of(anchor, x, w, pixels)
