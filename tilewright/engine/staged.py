@@ -14,7 +14,7 @@ from tilewright.dtypes import int1, string
 from tilewright.engine.schedule import Parts, RunState, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
 from tilewright.graph.core import Graph
-from tilewright.graph.host_values import host_array, returned
+from tilewright.graph.host_values import host_array, returned, returning
 from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
 from tilewright.runtime.on_device import OnDevice, host, is_on_gpu, on_device, viewed
@@ -59,7 +59,10 @@ class StagedSession:
         }
         self._known: KnownCalls[dict[str, int]] = KnownCalls(plan, readers)
         places = {value: place for place, value in enumerate(graph.results())}
-        self._results = [(spec, places[value]) for spec, value in zip(plan.outputs, graph.outputs, strict=True)]
+        self._results = [
+            (spec.name, places[value], None if spec.dtype in dtypes.BY_NAME else returning(value.dtype))
+            for spec, value in zip(plan.outputs, graph.outputs, strict=True)
+        ]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = forks.lock()
@@ -131,10 +134,8 @@ class StagedSession:
         found = self._executed(arrays, symbols, RunState(threads))
         in_use = {id(array) for array in arrays}
         return {
-            spec.name: _owned(found[place], in_use)
-            if spec.dtype in dtypes.BY_NAME
-            else returned(found[place], dtypes.ANY_BY_NAME[spec.dtype])
-            for spec, place in self._results
+            name: _owned(found[place], in_use) if as_given is None else as_given(found[place])
+            for name, place, as_given in self._results
         }
 
     def _executed(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:

@@ -6,6 +6,9 @@ arrays of objects.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,21 +73,20 @@ def _text(value: Any, name: str) -> np.ndarray:
 
 def returned(array: Any, dtype: DType) -> Any:
     """A result as callers get it; those of `HOST_ONLY` with memory of their own."""
+    return returning(dtype)(array)
+
+
+@functools.lru_cache(maxsize=256)
+def returning(dtype: DType) -> Callable[[Any], Any]:
+    """What makes of a result of a type what callers get: see `returned`."""
     if dtype not in HOST_ONLY:
-        return array
+        return lambda array: array
     if dtype == string:
-        return array.copy()
+        return lambda array: array.copy()
     if dtype.kind == "map":
-        return dict(array)
+        return dict
     element = element_of(dtype)
-    if element.kind == "map":
-        items = list(map(dict, array))
-    else:
-        items = [_own(item, element) for item in array]
+    own = returning(element) if element in HOST_ONLY else partial(np.array, order="C")
     if dtype.kind == "sequence":
-        return items
-    return items[0] if items else None
-
-
-def _own(item: np.ndarray, dtype: DType) -> Any:
-    return returned(item, dtype) if dtype in HOST_ONLY else np.array(item, order="C")
+        return lambda array: list(map(own, array))
+    return lambda array: own(array[0]) if len(array) else None

@@ -164,11 +164,12 @@ def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int]
         raise ShapeError(f"{describe()} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
     for axis, (size, extent) in enumerate(zip(shape, actual, strict=True)):
         found = plain_symbol(size)
-        if found is not None and found.name not in symbols:
+        known = evaluate(size, symbols) if found is None else symbols.get(found.name)
+        if found is not None and known is None:
             if not found.low <= extent <= found.high:
                 raise ShapeError(f"{describe()}: the size {found} is {extent}, outside {found.low}..{found.high}")
             symbols[found.name] = extent
-        elif evaluate(size, symbols) != extent:
+        elif known != extent:
             needed = f"the model needs {size}"
             if not isinstance(size, int):
                 needed += f", which is {evaluate(size, symbols)}"
