@@ -5,6 +5,7 @@ All of them derive from `TilewrightError`.  Internal mistakes raise ordinary Pyt
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -143,7 +144,14 @@ class UnknownRankError(ImportModelError):
 
 
 class ShapeError(TilewrightError):
-    """Shapes that do not fit together, or an input outside an engine's range."""
+    """Shapes that do not fit together, or an input outside an engine's range.
+
+    `sizes` are those by name that a condition of the model does not allow; empty where something else is wrong.
+    """
+
+    def __init__(self, message: object = "", sizes: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.sizes: Mapping[str, int] = sizes or {}
 
 
 class InputError(TilewrightError):

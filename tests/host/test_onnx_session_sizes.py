@@ -148,3 +148,31 @@ def test_a_call_of_nothing_is_told_once_without_advice(caplog: pytest.LogCapture
         x = np.ones((rows, columns), np.float32)
         np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
     assert caplog.messages == ["an engine is compiled with a[0] = 0, b[0] = 0"]
+
+
+COUNTED = {
+    "NonZero": "p = NonZero (x)",
+    "Unique": "p = Unique (x)",
+    "Compress": "m = Greater (x, zero) c = Compress <axis = 0> (x, m) i = Constant <value_ints = [0]> () "
+    "p = Unsqueeze (c, i)",
+    "TopK": "k = Cast <to = 7> (last) v, p = TopK (x, k)",
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_squeeze_without_axes_drops_a_size_that_a_run_finds(name: str, rng: np.random.Generator) -> None:
+    text = (
+        "g (float[n] x, float[1] last) => (y) { zero = Constant <value_float = 0.0> () "
+        f"{COUNTED[name]} s = Squeeze (p) f = Cast <to = 1> (s) y = Mul (f, f) z = Shape (s) }}"
+    ).replace("=> (y)", "=> (float y, int64[r] z)")
+    graph = parser.parse_graph(text)
+    graph.output[0].type.tensor_type.ClearField("shape")
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    ours, theirs = (module.InferenceSession(data) for module in (tw, onnxruntime))
+    for _ in range(12):
+        size = int(rng.integers(1, 5))
+        feeds = {"x": rng.choice([0.0, 0.0, 2.0, 3.0], size).astype(np.float32)}
+        feeds["last"] = np.array([rng.integers(1, size + 1)], np.float32)
+        for found, wanted in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True):
+            assert found.shape == wanted.shape
+            np.testing.assert_array_equal(found, wanted)

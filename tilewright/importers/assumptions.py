@@ -40,16 +40,22 @@ class Assumptions:
         return self.sizes_are_one
 
 
-def under_assumptions(importing: Callable[[Assumptions], Graph]) -> Graph:
-    """The graph of the first import that succeeds; raises the first one's error if none does."""
+def under_assumptions(importing: Callable[[Assumptions], Graph], at_one: bool = False) -> Graph:
+    """The graph of the first import that succeeds; raises the first one's error if none does.
+
+    With `at_one` sizes that may be 1 are 1; raises `ImportModelError` where nothing depends on that.
+    """
     fixed: dict[str, int] = {}
     shared_names: set[str] = set()
     first: Exception | None = None
-    for sizes_are_one in (False, True):
+    for sizes_are_one in (True,) if at_one else (False, True):
         while True:
             assumptions = Assumptions(fixed, shared_names, sizes_are_one)
             try:
-                return importing(assumptions)
+                graph = importing(assumptions)
+                if at_one and not assumptions.sizes_matter:
+                    raise ImportModelError("the number of dimensions depends on no size")
+                return graph
             except SizeIsFixed as found:
                 if found.name not in fixed and len(fixed) < MOST_FIXED:
                     fixed[found.name] = found.size

@@ -81,12 +81,16 @@ _INTERNAL = "this is a fault of tilewright: please report it with the model's pa
 
 
 def import_onnx(
-    model: ModelProto | Path | bytes, dynamic_shapes: Mapping[str, Any] | None = None, name: str | None = None
+    model: ModelProto | Path | bytes,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    at_one: bool = False,
 ) -> Graph:
     """Import a model, a file, or the contents of one.
 
     Dimensions with a name (`dim_param`) are symbols; `dynamic_shapes` gives them ranges and other
-    names, or fixes them.  Raises `ImportModelError` for unreadable files and for models that break ONNX's own rules,
+    names, or fixes them.  With `at_one` sizes that decide the number of dimensions by being 1 are 1; a model without
+    such sizes raises `ImportModelError`.  Raises `ImportModelError` for unreadable files and for models that break ONNX's own rules,
     naming the node and the reason, and `UnsupportedOperationError` for operations that no rule knows.
     """
     folder = None
@@ -98,7 +102,7 @@ def import_onnx(
     structure = check_structure(model)
     given, found = parse_dynamic_shapes(dynamic_shapes), model
     called = name or model.graph.name or "onnx"
-    return under_assumptions(lambda assumptions: _import(found, structure, given, called, folder, assumptions))
+    return under_assumptions(lambda assumptions: _import(found, structure, given, called, folder, assumptions), at_one)
 
 
 def _import(

@@ -36,6 +36,7 @@ from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.seeds import one_seed
 from tilewright.runtime.shapes import check_mapping, wrong_names
+from tilewright.symbolic import free_symbols
 
 MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
 _NAMED = 3  # operations in one message
@@ -149,6 +150,7 @@ class EnginesOfSizes:
         self._source, self._target, self._shapes = source, target, dict(dynamic_shapes or {})
         self._level = logging.INFO if expected else logging.WARNING  # of the next engine
         self._engines: RecentlyUsed[_Fixed, _Sized | None] = RecentlyUsed()
+        self._at_one: RecentlyUsed[bool, Engine | None] = RecentlyUsed()
         self._declared: dict[str, TensorSpec] | None = None
 
     def run(
@@ -158,6 +160,12 @@ class EnginesOfSizes:
         try:
             return engine.run(inputs, out, threads)
         except ShapeError as error:
+            at_one = self._engine_at_one(engine, error)
+            if at_one is not None:
+                try:
+                    return at_one.run(inputs, out, threads)
+                except ShapeError:  # one of several sizes is not 1
+                    raise error from None
             known = [spec for spec in engine.inputs if spec.name in inputs]
             *some, every = self._choices(inputs, known, error)
             if every not in self._engines:
@@ -169,6 +177,25 @@ class EnginesOfSizes:
                         except ShapeError:
                             pass  # these sizes fit no better
             return self._needed(every, error).run(inputs, out, threads)
+
+    def _engine_at_one(self, engine: Engine, error: ShapeError) -> Engine | None:
+        """The engine of sizes that only the run knows and that change the number of dimensions by being 1, as they are
+        by this error; None where it is about other sizes."""
+        given = {symbol.name for spec in engine.inputs for size in spec.shape for symbol in free_symbols(size)}
+        if not error.sizes or given & error.sizes.keys() or set(error.sizes.values()) != {1}:
+            return None
+        return self._at_one.get(True, partial(self._compiled_at_one, error))
+
+    def _compiled_at_one(self, error: ShapeError) -> Engine | None:
+        try:
+            graph = import_onnx(self._source.get(), self._shapes, at_one=True)
+            engine = compile_model(graph, None, None, self._target)
+        except (UnsupportedOperationError, ImportModelError, ShapeError):
+            return None
+        logger.log(self._level, "an engine is compiled for sizes of 1 that a run finds")
+        logger.debug("%s", error)
+        self._level = logging.INFO
+        return engine
 
     def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> _Sized:
         """The engine for exactly these sizes, compiled when they first come; raises `error` where there is none."""

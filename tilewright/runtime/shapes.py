@@ -153,9 +153,11 @@ def check_conditions(plan: Plan, symbols: Mapping[str, int]) -> None:
         left, right = evaluate(condition.left, symbols), evaluate(condition.right, symbols)
         if left != right:
             sizes = ", ".join(f"{name} = {symbols[name]}" for name in plan.symbols)
+            compared = free_symbols(condition.left) | free_symbols(condition.right)
             raise ShapeError(
                 f"the model does not take the sizes {sizes}: {condition.operation}: {left}, not {right}; "
-                "give sizes for which these are equal"
+                "give sizes for which these are equal",
+                {symbol.name: symbols[symbol.name] for symbol in compared},
             )
 
 
