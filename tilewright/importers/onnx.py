@@ -90,8 +90,8 @@ def import_onnx(
 
     Dimensions with a name (`dim_param`) are symbols; `dynamic_shapes` gives them ranges and other
     names, or fixes them.  With `at_one` sizes that decide the number of dimensions by being 1 are 1; a model without
-    such sizes raises `ImportModelError`.  Raises `ImportModelError` for unreadable files and for models that break ONNX's own rules,
-    naming the node and the reason, and `UnsupportedOperationError` for operations that no rule knows.
+    such sizes raises `ImportModelError`, as do unreadable files and models that break ONNX's own rules, naming the node
+    and the reason.  Raises `UnsupportedOperationError` for operations that no rule knows.
     """
     folder = None
     if isinstance(model, Path):
