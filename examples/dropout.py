@@ -14,9 +14,9 @@ import tilewright.language as tl
 def dropout(x, out, n, probability, seed, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    kept = tl.rand(seed, offsets) > probability
+    survives = tl.rand(seed, offsets) > probability
     value = tl.load(x + offsets, mask=mask)
-    tl.store(out + offsets, tl.where(kept, value / (1 - probability), 0.0), mask=mask)
+    tl.store(out + offsets, tl.where(survives, value / (1 - probability), 0.0), mask=mask)
 
 
 def main() -> None:
@@ -25,10 +25,10 @@ def main() -> None:
     first, second, other = np.empty((3, n), np.float32)
     for out, seed in ((first, 123), (second, 123), (other, 512)):
         dropout[(tilewright.cdiv(n, 1024),)](x, out, n, probability, seed, BLOCK=1024)
-    kept = np.count_nonzero(first) / n
+    share = np.count_nonzero(first) / n
     assert np.array_equal(first, second) and not np.array_equal(first, other)
-    assert abs(kept - (1 - probability)) < 0.02
-    print(f"dropout kept {kept:.1%} of {n} elements; the same seed gives the same mask")
+    assert abs(share - (1 - probability)) < 0.02
+    print(f"dropout kept {share:.1%} of {n} elements; the same seed gives the same mask")
 
 
 if __name__ == "__main__":

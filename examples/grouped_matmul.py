@@ -38,15 +38,15 @@ def grouped_matmul(addresses, sizes, products, INSTANCES: tl.constexpr,
     for product in range(products):
         m, n, k = tl.load(sizes + product * 3), tl.load(sizes + product * 3 + 1), tl.load(sizes + product * 3 + 2)
         tiles_n = tl.cdiv(n, BLOCK_N)
-        behind = first + tl.cdiv(m, BLOCK_M) * tiles_n
-        while tile < behind:
+        end = first + tl.cdiv(m, BLOCK_M) * tiles_n
+        while tile < end:
             a = tl.load(addresses + product * 3).to(tl.pointer_type(tl.bfloat16))
             b = tl.load(addresses + product * 3 + 1).to(tl.pointer_type(tl.bfloat16))
             c = tl.load(addresses + product * 3 + 2).to(tl.pointer_type(tl.float32))
             place = tile - first
             tile_of_product(a, b, c, m, n, k, place // tiles_n, place % tiles_n, BLOCK_M, BLOCK_N, BLOCK_K)
             tile += INSTANCES
-        first = behind
+        first = end
 
 
 def main() -> None:

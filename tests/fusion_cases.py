@@ -7,7 +7,7 @@ A case is a graph, the shapes of its float inputs (drawn at random), its other i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,9 +16,15 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fourier import roots_of_unity
 from tilewright.graph.fusion import FusedGraph
+from tilewright.graph.kernel_facts import common_facts
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
+from tilewright.graph.target_passes import TargetPasses
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.kernels import GPU_KERNELS
 
+# Every target has these kernels; groups of several reductions are tested elsewhere.
+KERNELS = replace(common_facts([GPU_KERNELS, CPUTarget.kernels]), row_programs=False)
 QUIET = {"reshape", "permute", "slice", "broadcast_to", "iota", "concat", "pad"}
 Groups = list[tuple[str, list[str]]]
 
@@ -41,7 +47,7 @@ class Case:
         return found
 
     def fused(self) -> FusedGraph:
-        return fuse(optimize(self.graph))
+        return fuse(optimize(self.graph, TargetPasses(kernels=KERNELS)), KERNELS)
 
 
 def groups_of(fused: FusedGraph) -> Groups:

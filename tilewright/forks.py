@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
-_held: list[Any] = []  # LLVM's lock, while the process forks
+_fork_guards: list[Any] = []  # LLVM's lock, while the process forks
 
 
 def lock() -> threading.RLock:
@@ -42,12 +42,12 @@ def _before() -> None:
     guard = getattr(getattr(binding, "lib", None), "_lock", None)
     if guard is not None:
         guard.__enter__()
-        _held.append(guard)
+        _fork_guards.append(guard)
 
 
 def _after() -> None:
-    if _held:
-        _held.pop().__exit__(None, None, None)
+    if _fork_guards:
+        _fork_guards.pop().__exit__(None, None, None)
 
 
 def _after_in_child() -> None:

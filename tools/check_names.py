@@ -7,7 +7,7 @@
   an underscore is its file's own: several files of a package of `ONE_MEANING` may have it, with one value.  Names that
   others lay down are in `EXCEPTIONS`, with the reason.
 - No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
-  and in capitals or not.  Such a word may be a part of a name (``runs_in_turns``).
+  and in capitals or not.  Such a word may be a part of a name (``runs_in_turns``).  This goes for the examples, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "tilewright"
+EXAMPLES = ROOT.parent / "examples"
 # name -> why several files may have it. An entry that is no longer needed fails the check.
 EXCEPTIONS: dict[str, str] = {}
 # Packages in which a private constant's name has one value.
 ONE_MEANING = frozenset("build engine launch library measure ops runtime targets".split())
 # Words that do not say what they name: half of a sentence that only its author has in mind.
-VAGUE = frozenset("asked behind beside both dealt kept meant posed rooms shown spelled taken told turns what".split())
+VAGUE = frozenset(
+    "asked behind beside both dealt held kept meant posed rooms shown spelled taken told turns what".split()
+)
 
 
 def classes(paths: Iterable[Path]) -> dict[str, list[str]]:
@@ -123,6 +126,7 @@ def problems(paths: Iterable[Path]) -> Iterator[str]:
 
 def main() -> int:
     found = list(problems(ROOT.rglob("*.py")))
+    found += [f"{place}: name what it holds" for place in vague_names(EXAMPLES.rglob("*.py"))]
     for problem in found:
         print(problem)
     print(f"names: {len(found)} problems, {len(EXCEPTIONS)} exceptions")

@@ -57,6 +57,7 @@ from tilewright.targets.nvidia.pipeline import lower as lower_for_nvidia
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import graph_passes
 from tools.replay_cases import LIBRARY, MODELS, GraphMaker
+from tools.replay_operations import CALLS, launches
 
 CPUS = ("x86-64-v3", "x86-64-v4", "apple-m1")
 HOPPER = "cuda:sm_90a"
@@ -140,7 +141,7 @@ def library(make: GraphMaker, target: str) -> Texts:
     recorder, machine, texts = Recorder(), target_named(target), {}
     with recorder.installed():
         graph = optimize(make(), graph_passes([machine]))
-        for number, group in enumerate(fuse(graph, _wide(machine)).groups):
+        for number, group in enumerate(fuse(graph, machine.kernels).groups):
             if group.kind == "view":
                 continue
             found = candidates(group, graph, machine)
@@ -155,10 +156,6 @@ def library(make: GraphMaker, target: str) -> Texts:
                     texts[f"{label} {choice.kernel[:6]}"] = recorder.texts.get(choice.kernel, choice.kernel)
             texts[f"{number:02} {group.kind} candidates"] = plain("\n".join(lines))
     return texts
-
-
-def _wide(target: Target) -> bool:
-    return target.wgmma
 
 
 def _apart(operand: Operand) -> BufferReference:
@@ -233,9 +230,22 @@ def operations() -> Texts:
     return texts
 
 
+def calls(name: str) -> Texts:
+    """The launches of calls of `tilewright.ops` on an H200, and the texts of their kernels."""
+    recorder, texts = Recorder(), {}
+    with recorder.installed(), launches() as found:
+        for label, call in CALLS[name]():
+            found.clear()
+            call()
+            texts[label] = "\n".join(f"{kernel} {grid} {key}" for kernel, key, grid in found)
+            texts |= {f"{label} {kernel} {key[:6]}": recorder.texts[key] for kernel, key, _ in found}
+    return texts
+
+
 def jobs() -> list[Job]:
     """All there is to replay: names begin with those of the jobs."""
     found: list[Job] = [(f"operations/{HOPPER}", operations)]
+    found += [(f"operations/{name}/{HOPPER}", partial(calls, name)) for name in CALLS]
     for name, make in MODELS.items():
         targets = (HOPPER,) if name.endswith(" f16") else (CPUS[1], HOPPER)
         found += [(f"models/{name}/{target}", partial(model, make, target)) for target in targets]

@@ -7,10 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, bfloat16, float16, float32, int8, int32, int64
+from tilewright.dtypes import (
+    DType,
+    bfloat16,
+    float8e4nv,
+    float16,
+    float32,
+    int4,
+    int8,
+    int32,
+    int64,
+    uint4,
+    uint8,
+)
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fourier import roots_of_unity
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.quantized_weights import QuantizedMatrix, multiply
 
 GraphMaker = Callable[[], Graph]
 
@@ -145,6 +159,78 @@ def _fourier() -> Graph:
     return b.finish()
 
 
+def _paged(dtype: DType) -> Graph:
+    """Attention over pages: keys that many heads share and that none do, windows and soft caps."""
+    b = GraphBuilder("paged")
+    tokens, sequences = b.symbol("tokens", 1, 4096), b.symbol("sequences", 1, 256)
+    columns, slots = b.symbol("columns", 1, 4096), b.symbol("slots", 1, 1 << 20)
+    tables, starts = b.input("tables", int32, (sequences, columns)), b.input("starts", int32, (sequences + 1,))
+    lengths = b.input("lengths", int32, (sequences,))
+    for heads, shared, width, page, window, cap in ((32, 8, 128, 16, 0, 0.0), (4, 4, 64, 16, 0, 0.0),
+                                                    (16, 2, 64, 32, 100, 30.0), (6, 6, 24, 8, 5, 0.0)):  # fmt: skip
+        q = b.input(f"q_{heads}", dtype, (tokens, heads, width))
+        pools = [b.input(f"{name}_{heads}", dtype, (slots, shared, width)) for name in ("keys", "values")]
+        attributes = {"scale": width**-0.5, "page": page, "window": window, "softcap": cap}
+        b.output(b.op("paged_attention", [q, *pools, tables, starts, lengths], **attributes))
+    return b.finish()
+
+
+def _weights(dtype: DType) -> Graph:
+    """Products by weights that stay in 4 and 8 bits, in groups of the depth."""
+    b = GraphBuilder("weights")
+    rows = b.symbol("rows", 1, 512)
+    forms = ((int4, 128, False), (uint4, 32, True), (int8, 1024, False), (uint8, 64, True), (float8e4nv, 128, False))
+    for weights, group, zeros in forms:
+        matrix = QuantizedMatrix(np.ones((512, 1024), weights.numpy), np.ones((512, 1024 // group), np.float32),
+                                 np.ones((512, 1024 // group), np.uint8) if zeros else None)  # fmt: skip
+        x = b.input(f"x_{weights}", dtype, (rows, 1024))
+        b.output(b.op("relu", [b.op("add", [multiply(Emitter(b), x, matrix, f"w_{weights}"),
+                                            _constant(b, dtype, 512)])]))  # fmt: skip
+    return b.finish()
+
+
+def _programs(dtype: DType) -> Graph:
+    """Several reductions over the same rows."""
+    b = GraphBuilder("programs")
+    rows = b.symbol("rows", 1, 4096)
+    for columns in (60, 1024, 20000):
+        x = b.input(f"x_{columns}", dtype, (rows, columns))
+        mean = b.op("reduce_mean", [x], axes=(1,), keepdims=True)
+        apart = b.op("subtract", [x, mean])
+        b.output(b.op("reduce_sum", [b.op("absolute", [apart])], axes=(1,), keepdims=True))
+        b.output(b.op("divide", [apart, b.op("reduce_max", [apart], axes=(1,), keepdims=True)]))
+    return b.finish()
+
+
+def _orders() -> Graph:
+    """Rows in order, the first of them, and updates that meet."""
+    b = GraphBuilder("orders")
+    for rows, columns, count in ((64, 1000, 1000), (4, 100000, 20), (300, 60, 60)):
+        x = b.input(f"x_{columns}", float32, (rows, columns))
+        b.output(b.op("argsort", [x], axis=1, count=count, descending=count < columns))
+    table, index = b.input("table", float32, (1000, 64)), b.input("index", int64, (500,))
+    update = b.input("update", float32, (500, 64))
+    for reduction, ordered in (("add", False), ("add", True), ("maximum", False)):
+        operands = [table, index, update]
+        b.output(b.op("scatter_reduce", operands, axis=0, reduction=reduction, ordered=ordered))
+    b.output(b.op("scatter_update", [table, index, update], axis=0))
+    return b.finish()
+
+
+def _choices() -> Graph:
+    """A token of each row of logits."""
+    b = GraphBuilder("choices")
+    rows = b.symbol("rows", 1, 256)
+    logits = b.input("logits", float32, (rows, 32000))
+    names = ("temperatures", "shares", "floors", "portions", "counts", "histories", "presences", "frequencies",
+             "repetitions")  # fmt: skip
+    whole = ("counts", "histories")
+    numbers = [b.input(name, int32 if name in whole else float32, (rows,)) for name in names]
+    tables = [b.input(name, kind, (64 * 32000,)) for name, kind in (("seen", int32), ("biases", float32))]
+    b.output(b.op("choose", [logits, *numbers, *tables]))
+    return b.finish()
+
+
 def _over(
     name: str, make: Callable[[DType], Graph], dtypes: tuple[DType, ...] = (float32, float16)
 ) -> dict[str, GraphMaker]:
@@ -157,9 +243,14 @@ LIBRARY: dict[str, GraphMaker] = {
     **_over("attention", _attention),
     **_over("rows", _rows, (float32, bfloat16)),
     **_over("experts", _experts),
+    **_over("paged", _paged, (float32, bfloat16)),
+    **_over("weights", _weights, (float32, bfloat16)),
+    **_over("programs", _programs),
     "integers": _integers,
     "movement": _movement,
     "fourier": _fourier,
+    "orders": _orders,
+    "choices": _choices,
     "lstm": lambda: _recurrent("lstm", 4, 2, ("sigmoid", "tanh", "tanh")),
     "gru": lambda: _recurrent("gru", 3, 1, ("sigmoid", "tanh")),
 }

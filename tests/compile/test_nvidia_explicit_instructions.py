@@ -166,7 +166,7 @@ def test_products_with_registers_and_transposed_operands() -> None:
         words = tuple(tuple(tuple(pairs[32 * s + 4 * k :][:4]) for k in range(4)) for s in range(2))
         held = wgmma.RegisterOperand(words)
         second = wgmma.multiply(builder, instruction, held, right, numbers)
-        write(builder, target, wgmma.wait(builder, 0, second, held.held))
+        write(builder, target, wgmma.wait(builder, 0, second, held.pinned))
 
     text = kernel(body, [(GLOBAL, "target", "")]).ptx
     assert "da, db, 0, 1, 1, 1, 1;" in text  # both operands lie along m and n

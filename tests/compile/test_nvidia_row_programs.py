@@ -11,6 +11,7 @@ from tests.host.test_row_programs import moments
 from tilewright.dtypes import float16
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fuse import fuse
 from tilewright.ir.core import Parameter
 from tilewright.library.select import candidates
@@ -39,7 +40,7 @@ def standardized(shape: tuple[int, ...], axes: tuple[int, ...]) -> Graph:
 )
 def test_forms_move_whole_vectors(form: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     graph = standardized(shape, axes)
-    (group,) = fuse(graph, row_programs=True).groups
+    (group,) = fuse(graph, KernelFacts(row_programs=True)).groups
     chosen = next(candidate for candidate in candidates(group, graph, GPU) if candidate.name == form)
     for stage in chosen.stages:
         (call,) = stage.calls

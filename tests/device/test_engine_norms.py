@@ -11,8 +11,10 @@ import pytest
 from tests.normed_products import WIDTH, block
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.graph.passes.fuse_norms import NORMED_ROWS
 from tilewright.graph.reference import run
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+NORMED_ROWS = NvidiaTarget.named("sm_90a").kernels.normed_rows
 
 pytestmark = pytest.mark.hopper
 

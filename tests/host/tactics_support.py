@@ -6,6 +6,7 @@ What the engine does with a plan, done plainly: every value is an array of its o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,8 @@ def run_graph(
     """The outputs of a graph, and the candidates that computed them: those of `target`, compiled for this machine."""
     memory = Memory(graph, inputs)
     chosen = [
-        run_group(group, memory, compiled, target, choice) for group in fuse(graph, row_programs=row_programs).groups
+        run_group(group, memory, compiled, target, choice)
+        for group in fuse(graph, replace(target.kernels, row_programs=row_programs)).groups
     ]
     outputs = {name: memory.array(value) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
     return outputs, [candidate for candidate in chosen if candidate is not None]

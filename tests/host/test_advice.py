@@ -47,13 +47,17 @@ def product(rows: int, depth: int, columns: int, dtype: DType, transposed: bool 
     ],
 )
 def test_the_nearest_native_sizes_are_named(graph: Graph, nearest: str) -> None:
-    found = advice_of(native_shapes(graph, exact=True))
+    found = advice_of(native_shapes(graph, exact=True, row_bytes=16))
     assert len(found) == bool(nearest) and all(nearest in text for text in found)
     assert not nearest or "%matmul" in found[0]
 
 
 def test_sizes_that_are_filled_up_are_named_once() -> None:
-    (text,) = advice_of(native_shapes(align_products(product(512, 500, 300, float16)), exact=True))
+    (text,) = advice_of(
+        native_shapes(
+            align_products(product(512, 500, 300, float16), row_bytes=16, columns=128), exact=True, row_bytes=16
+        )
+    )
     assert "are filled up" in text and "504 and 304 in the model itself" in text
 
 
@@ -64,9 +68,9 @@ def test_products_without_tensor_cores_are_one_line() -> None:
         x = b.op("matmul", [x, b.constant(np.ones((64, 64), np.float32))])
     b.output(x)
     graph = b.finish()
-    (text,) = advice_of(native_shapes(graph, exact=True))
+    (text,) = advice_of(native_shapes(graph, exact=True, row_bytes=16))
     assert text.startswith("5 products and convolutions in float32 (%matmul, ") and "and 2 more" in text
-    assert "tf32" in text and not advice_of(native_shapes(graph, exact=False))
+    assert "tf32" in text and not advice_of(native_shapes(graph, exact=False, row_bytes=16))
 
 
 def quantized(b: GraphBuilder, x: Value, scale: float) -> Value:

@@ -16,7 +16,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.targets.llvm import cache as cache_module
 from tilewright.targets.llvm.cache import SUFFIX, ObjectCache, content_key
@@ -219,11 +219,11 @@ def test_a_folder_below_one_that_others_may_change_is_not_used(tmp_path: Path) -
     folder.mkdir(parents=True, mode=0o700)
     folder.chmod(0o700)
     (tmp_path / "open").chmod(0o777)
-    assert "others may rename it" in str(cache_files.why_not_private(folder))
+    assert "others may rename it" in str(safe_files.why_not_private(folder))
     (tmp_path / "open").chmod(0o1777)  # as /tmp: what is there belongs to who made it
-    assert cache_files.why_not_private(folder) is None
+    assert safe_files.why_not_private(folder) is None
     (tmp_path / "link").symlink_to(folder)
-    assert cache_files.why_not_private(tmp_path / "link") is None
+    assert safe_files.why_not_private(tmp_path / "link") is None
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
@@ -233,7 +233,7 @@ def test_what_belongs_to_others_is_not_used(tmp_path: Path, caplog: pytest.LogCa
     os.chown(cache.path("key"), 12345, -1)
     assert cache.get("key") is None and "belongs to another user (number 12345)" in caplog.text
     os.chown(tmp_path / "cache", 12345, -1)
-    assert "belongs to another user" in str(cache_files.why_not_private(tmp_path / "cache"))
+    assert "belongs to another user" in str(safe_files.why_not_private(tmp_path / "cache"))
 
 
 @only_posix
@@ -266,23 +266,23 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     old = tmp_path / "tmpabcdefgh"
     old.write_bytes(b"")
     os.utime(old, (1, 1))
-    assert [size for _, size in cache_files.leftovers(tmp_path)].count(1000) == 5
+    assert [size for _, size in safe_files.leftovers(tmp_path)].count(1000) == 5
     with open(tmp_path / "ey" / ".write-0", "rb") as file:  # its writer lives
-        if cache_files._lock(file.fileno()):
-            assert len(cache_files.leftovers(tmp_path)) == 5
+        if safe_files._lock(file.fileno()):
+            assert len(safe_files.leftovers(tmp_path)) == 5
     assert cache.clean() == 6
-    assert cache_files.leftovers(tmp_path) == [] and cache.get("key") is not None
+    assert safe_files.leftovers(tmp_path) == [] and cache.get("key") is not None
 
 
 def _write_and_wait(path: str, ready: Any) -> None:
-    with cache_files.replacing(Path(path)) as file:
+    with safe_files.replacing(Path(path)) as file:
         file.write(b"half")
         file.flush()
         ready.set()
         time.sleep(600)
 
 
-@pytest.mark.skipif(not cache_files.HAS_LOCKS, reason="no file locks")
+@pytest.mark.skipif(not safe_files.HAS_LOCKS, reason="no file locks")
 def test_files_that_killed_writers_of_a_name_left_go_with_the_next_writing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     path, others = tmp_path / "a.engine", []
@@ -310,17 +310,17 @@ def test_files_that_killed_writers_of_a_name_left_go_with_the_next_writing(tmp_p
     assert len(before) == 2
     workers[0].kill()
     workers[0].join()
-    with cache_files.replacing(path) as file:
+    with safe_files.replacing(path) as file:
         file.write(b"first")
     assert found() == before and path.read_bytes() == b"first"  # the one that is left is not old yet
     for old in (*before, *others):
         os.utime(old, (1, 1), follow_symlinks=False)
-    with cache_files.replacing(path) as file:
+    with safe_files.replacing(path) as file:
         file.write(b"second")
     assert len(found()) == 1 and path.read_bytes() == b"second"  # which the other process is writing
     workers[1].kill()
     workers[1].join()
-    with cache_files.replacing(path) as file:
+    with safe_files.replacing(path) as file:
         file.write(b"third")
     assert found() == set() and all(map(os.path.lexists, others))
 
@@ -328,11 +328,11 @@ def test_files_that_killed_writers_of_a_name_left_go_with_the_next_writing(tmp_p
 def test_a_file_is_not_replaced_by_half_of_another(tmp_path: Path) -> None:
     path = tmp_path / "a.engine"
     path.write_bytes(b"old")
-    with pytest.raises(KeyError), cache_files.replacing(path) as file:
+    with pytest.raises(KeyError), safe_files.replacing(path) as file:
         file.write(b"new")
         raise KeyError
     assert path.read_bytes() == b"old" and [each.name for each in tmp_path.iterdir()] == ["a.engine"]
-    with pytest.raises(OSError, match="not a regular file"), cache_files.replacing(tmp_path):
+    with pytest.raises(OSError, match="not a regular file"), safe_files.replacing(tmp_path):
         pass
 
 
@@ -353,12 +353,12 @@ def test_writers_that_are_killed_leave_nothing_for_long(tmp_path: Path) -> None:
         time.sleep(0.05 + 0.01 * round_)
         worker.kill()
         worker.join()
-    assert len(cache_files.leftovers(tmp_path)) <= 8
-    cache_files._swept.clear()
+    assert len(safe_files.leftovers(tmp_path)) <= 8
+    safe_files._swept.clear()
     cache = ObjectCache(tmp_path)
     for number in range(7):
         assert cache.put(f"key{number}", {}, b"")
-    assert cache_files.leftovers(tmp_path) == []
+    assert safe_files.leftovers(tmp_path) == []
 
 
 NOTES = """

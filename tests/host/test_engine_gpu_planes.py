@@ -157,5 +157,9 @@ def test_networks_of_many_whole_convolutions_are_channels_last(convolutions: int
         window = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
         x = b.op("relu", [b.op("conv", [x, w], groups=parts, **window)])
     b.output(x, "y")
-    layouts = {node.attributes["layout"] for node in convolutions_of_planes(b.finish()).nodes if node.op == "conv"}
+    layouts = {
+        node.attributes["layout"]
+        for node in convolutions_of_planes(b.finish(), True, 8, 128, 64).nodes
+        if node.op == "conv"
+    }
     assert layouts == {"planes" if first else "NCHW"}

@@ -11,8 +11,11 @@ from tilewright.dtypes import float32
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fold_constants import fold_constants
 from tilewright.graph.passes.fold_pixels import fold_pixels
+
+KERNELS = KernelFacts(channels=16)
 
 
 def filtered(
@@ -45,7 +48,7 @@ def test_neighbours_become_channels(
     rng: np.random.Generator, weight: tuple[int, ...], stride: int, padding: tuple[int, int], bias: bool
 ) -> None:
     graph = filtered(rng, weight, stride, padding, bias)
-    folded = fold_pixels(graph)
+    folded = fold_pixels(graph, KERNELS)
     channels = {node.output.shape[1] for node in folded.nodes if node.op == "conv"}
     assert channels == {16 // weight[0] * weight[0]}
     assert folded.outputs[0].shape == graph.outputs[0].shape
@@ -74,7 +77,7 @@ def test_others_stay(rng: np.random.Generator, weight: tuple[int, ...], stride: 
         graph = b.finish()
     else:
         graph = filtered(rng, weight, stride, (0, 0), **options)
-    assert fold_pixels(graph) is graph
+    assert fold_pixels(graph, KERNELS) is graph
 
 
 def test_filters_computed_of_few_numbers_are_known_when_the_engine_is_built(rng: np.random.Generator) -> None:

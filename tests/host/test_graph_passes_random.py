@@ -10,6 +10,7 @@ from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import PASSES, optimize
 from tilewright.graph.reference import bind_symbols, run, run_node
@@ -125,7 +126,7 @@ def test_movement_is_repeated_for_running_sums_only_where_their_kernels_read_thr
         b.output(b.op("negate", [b.op(op, [turned], axis=0)]), op)
     graph = b.finish()
     assert [len(group.nodes) for group in fuse(graph).groups] == [1, 2, 2]
-    assert [len(group.nodes) for group in fuse(graph, generates_running=True).groups] == [3, 3]
+    assert [len(group.nodes) for group in fuse(graph, KernelFacts(generates_running=True)).groups] == [3, 3]
 
 
 def test_what_is_done_behind_a_running_sum_is_done_before_it() -> None:
@@ -144,7 +145,7 @@ def test_what_is_done_behind_a_running_sum_is_done_before_it() -> None:
     b.output(b.op("pad", [b.op("cumsum", [x], axis=1)], pads=((0, 0), (0, 2)), value=0), "zeros behind it")
     graph = b.finish()
     found = optimize(graph)
-    assert [len(group.nodes) for group in fuse(found, generates_running=True).groups] == [3, 1, 3, 1, 1]
+    assert [len(group.nodes) for group in fuse(found, KernelFacts(generates_running=True)).groups] == [3, 1, 3, 1, 1]
     rows = np.random.default_rng(5).standard_normal((3, 9)).astype(np.float32)
     expected = run(graph, {"x": rows})
     for name, result in run(found, {"x": rows}).items():

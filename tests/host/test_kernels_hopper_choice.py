@@ -10,6 +10,7 @@ import pytest
 from tilewright import dtypes
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.fuse import fuse
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.choice import (
     FLIGHT_BYTES,
@@ -22,6 +23,7 @@ from tilewright.library.matmul.hopper.choice import (
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.select import candidates
+from tilewright.library.slots import epilogue_slots
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 TARGET = NvidiaTarget.named("sm_90a")
@@ -118,3 +120,17 @@ def test_of_several_ranges_of_rows_each_has_its_first_config_untimed() -> None:
     configs = [call.constants["CONFIG"] for call in found[0].stages[0].calls]
     first = [close_configs(MatmulProblem(rows, 12288, 1024, at_most=rows), H200)[0][0] for rows in (16, 64)]
     assert [(one.BM, one.BN) for one in configs[:2]] == [(one.BM, one.BN) for one in first]
+
+
+@pytest.mark.parametrize("made", [dtypes.bfloat16, dtypes.int8])
+def test_products_without_an_epilogue_are_one_problem(made: dtypes.DType) -> None:
+    """As an operation on arrays poses them, and as an engine does."""
+    b = GraphBuilder("product")
+    x, w = b.input("x", dtypes.bfloat16, (2048, 512)), b.constant(np.ones((512, 1024), dtypes.bfloat16.numpy))
+    b.output(b.op("matmul", [x, w]))
+    graph = b.finish()
+    (group,) = fuse(graph).groups
+    epilogues = (EpilogueParts().epilogue, epilogue_slots(group, graph).epilogue)
+    problem = MatmulProblem(2048, 1024, 512, input=dtypes.int8 if made == dtypes.int8 else made, output=made)
+    of_arrays, of_engines = (candidate_configs(replace(problem, epilogue=each), H200) for each in epilogues)
+    assert of_arrays == of_engines

@@ -28,7 +28,7 @@ from tilewright.layout import (
 from tilewright.layout.convert import exchange_between, shuffles_between
 from tilewright.layout.gf2 import combine, rank
 from tilewright.layout.shared import wavefronts
-from tilewright.layout.simulate import held, simulate
+from tilewright.layout.simulate import registers_of, simulate
 
 BITS = st.sampled_from([8, 16, 32, 64])
 SEEDS = st.integers(0, 2**32 - 1).map(random_module.Random)
@@ -69,7 +69,7 @@ def scrambled(random: random_module.Random, source: LinearLayout, level: str) ->
 
 def check(plan, source: LinearLayout, target: LinearLayout) -> None:
     block = np.arange(np.prod(source.shape)) + 7
-    np.testing.assert_array_equal(simulate(plan, held(source, block)), held(target, block), str(plan))
+    np.testing.assert_array_equal(simulate(plan, registers_of(source, block)), registers_of(target, block), str(plan))
 
 
 def warp_suffices(source: LinearLayout, target: LinearLayout) -> bool:
@@ -241,4 +241,4 @@ def test_a_simulated_plan_finds_wrong_addresses():
         plan.memory, type(plan.store)(plan.store.accesses, threads, 0), plan.load, plan.registers, plan.scope
     )
     with pytest.raises(ValueError, match="different values to one place"):
-        simulate(wrong, held(ROWS, np.arange(4096)))
+        simulate(wrong, registers_of(ROWS, np.arange(4096)))

@@ -19,7 +19,7 @@ from tilewright.layout import (
     wgmma_accumulator,
     wgmma_operand,
 )
-from tilewright.layout.simulate import held
+from tilewright.layout.simulate import registers_of
 
 
 def coordinates(layout: LinearLayout, lane: int, warp: int = 0) -> list[tuple[int, ...]]:
@@ -77,9 +77,9 @@ def test_operands_belong_to_the_warps_of_the_accumulator():
     result = mma_accumulator((64, 64), warps)
     left, right = mma_operand((64, 32), 0, warps, 2), mma_operand((32, 64), 1, warps, 2)
     for warp in range(8):
-        held = result.table()[0, warp].reshape(-1)
-        assert set(held // 64) == set(left.table()[0, warp].reshape(-1) // 32)
-        assert set(held % 64) == set(right.table()[0, warp].reshape(-1) % 64)
+        registers_of = result.table()[0, warp].reshape(-1)
+        assert set(registers_of // 64) == set(left.table()[0, warp].reshape(-1) // 32)
+        assert set(registers_of % 64) == set(right.table()[0, warp].reshape(-1) % 64)
 
 
 def test_wgmma_accumulator():
@@ -135,9 +135,9 @@ def test_joining_and_splitting_move_nothing():
     layout = mma_accumulator((16, 16), (1, 1))
     left, right = np.arange(256).reshape(16, 16), np.arange(256).reshape(16, 16) + 1000
     both = joined(layout)
-    registers = held(both, np.stack([left, right], axis=-1))
-    np.testing.assert_array_equal(registers[..., 0::2], held(layout, left))
-    np.testing.assert_array_equal(registers[..., 1::2], held(layout, right))
+    registers = registers_of(both, np.stack([left, right], axis=-1))
+    np.testing.assert_array_equal(registers[..., 0::2], registers_of(layout, left))
+    np.testing.assert_array_equal(registers[..., 1::2], registers_of(layout, right))
     assert split(both) == (layout, 0)
     assert split(both.with_bases("register", both.bases("register")[::-1])) == (
         layout.with_bases("register", layout.bases("register")[::-1]),

@@ -8,7 +8,7 @@ import pytest
 from tilewright.layout import LinearLayout, SharedLayout, mma_operand, nvmma, padded, unswizzled, wgmma_accumulator
 from tilewright.layout.gf2 import combine
 from tilewright.layout.matrix import MatrixAccess, matrix_access, wgmma_descriptor
-from tilewright.layout.simulate import held
+from tilewright.layout.simulate import registers_of
 
 
 def load_matrices(access: MatrixAccess, memory: np.ndarray, registers: int, warps: int) -> np.ndarray:
@@ -33,7 +33,7 @@ def check(layout: LinearLayout, shared: SharedLayout, expected: str) -> None:
     memory = np.zeros(shared.size(), np.int64)
     memory[shared.offsets(np.arange(block.size))] = block
     loaded = load_matrices(access, memory, layout.size("register"), layout.size("warp"))
-    np.testing.assert_array_equal(loaded, held(layout, block))
+    np.testing.assert_array_equal(loaded, registers_of(layout, block))
 
 
 def test_operands_come_by_ldmatrix():

@@ -107,10 +107,10 @@ def test_bodies_are_bounded_each_and_together():
         assert await status_of(pieces(60, 41)) == -413
         assert await status_of(pieces(10, 10, seconds=0.04)) == -408
         async with gate.body(pieces(100)):
-            assert gate.held == 100
+            assert gate.body_bytes == 100
             assert await status_of(pieces(30, 21)) == -503
             assert await status_of(pieces(50)) == 50
-        assert gate.held == 0
+        assert gate.body_bytes == 0
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ from tilewright.measure import timers
 from tilewright.measure.choosing import Measured, Records, TuningProblem, attempt, closest, ranked
 from tilewright.measure.keys import problem_key
 from tilewright.measure.record import Timing
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.runtime.cuda import timing
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
@@ -95,8 +95,8 @@ def test_processes_time_in_turn(
 ) -> None:
     """One that waited for another finds what that has timed; nobody waits for one that hangs, or for another GPU."""
     waiting, waits = problem(), []
-    monkeypatch.setattr(cache_files, "_LONGEST_WAIT", 0.01)
-    monkeypatch.setattr(cache_files.time, "sleep", lambda seconds: waits.append(seconds))
+    monkeypatch.setattr(safe_files, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(safe_files.time, "sleep", lambda seconds: waits.append(seconds))
     lock = tmp_path / "timings-00-1b-00.lock"
 
     def measure(key: str) -> Measured:

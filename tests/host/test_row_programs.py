@@ -14,6 +14,7 @@ from tests.host.tactics_support import Draw, Memory, check, parameter_types, run
 from tilewright.dtypes import DType, float16, float32, float64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.pipeline import optimize
@@ -25,6 +26,7 @@ from tilewright.symbolic import evaluate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 GPU = NvidiaTarget.named("sm_90a")
+KERNELS = KernelFacts(row_programs=True)
 FORMS = ("rows at once", "rows in chunks", "rows in parts")
 
 
@@ -109,7 +111,7 @@ def statistics(dtype: DType = float32) -> Graph:
 @pytest.mark.parametrize("make", [batch_norm, group_norm, norm_over_channels, divergence, statistics])
 def test_one_group_in_every_form(make: Callable[[], Graph], draw: Draw) -> None:
     graph = optimize(make())
-    kinds = [group.kind for group in fuse(graph, row_programs=True).groups if group.kind != "view"]
+    kinds = [group.kind for group in fuse(graph, KERNELS).groups if group.kind != "view"]
     assert kinds == ["rows"] + ["reduction"] * (make is divergence)
     inputs = {
         value.name: draw(*(extent if isinstance(extent, int) else 83 for extent in value.shape)).astype(
@@ -172,7 +174,7 @@ def test_parts_of_rows_whose_ends_32_bits_do_not_count(shape: tuple[int, ...]) -
     for value in moments(b, b.input("x", float32, shape), (int(np.argmax(shape)),)):
         b.output(value)
     graph = optimize(b.finish())
-    (group,) = fuse(graph, row_programs=True).groups
+    (group,) = fuse(graph, KERNELS).groups
     found = next(item for item in candidates(group, graph, GPU) if item.name == FORMS[2])
     memory = Memory(replace(graph, inputs=[]), {})
     for value in found.temporaries:
@@ -209,7 +211,7 @@ def test_other_rows_stay_groups_of_their_own() -> None:
     x, y = b.input("x", float32, (8, 8)), b.input("y", float32, (8, 8))
     b.output(b.op("reduce_sum", [x], axes=(0,)))
     b.output(b.op("multiply", [y, b.op("reduce_max", [x], axes=(1,), keepdims=True)]))
-    assert [group.kind for group in fuse(b.finish(), row_programs=True).groups] == [
+    assert [group.kind for group in fuse(b.finish(), KERNELS).groups] == [
         "reduction",
         "reduction",
         "elementwise",
@@ -223,7 +225,7 @@ def test_numbers_of_other_rows_are_refused_by_the_kernel(draw: Draw) -> None:
     total = b.op("reduce_sum", [x], axes=(1,), keepdims=False)
     b.output(b.op("subtract", [x, total]))
     graph = b.finish()
-    (group,) = fuse(graph, row_programs=True).groups
+    (group,) = fuse(graph, KERNELS).groups
     (only,) = candidates(group, graph, GPU)
     assert only.name == "separate rows" and "not possible" in only.reasons["one kernel"]
     check(graph, {"x": draw(8, 8)}, False, 1e-5, GPU, row_programs=True)
@@ -249,4 +251,4 @@ def test_groups_of_one_image_never_wait_for_each_other() -> None:
             else:
                 mean, variance = moments(b, x, axes)
                 b.output(b.op("divide", [b.op("subtract", [x, mean]), b.op("sqrt", [variance])]))
-        fuse(optimize(b.finish()), row_programs=True)
+        fuse(optimize(b.finish()), KERNELS)

@@ -10,12 +10,16 @@ import pytest
 
 from tests.host.cuda_stand_in import Driver
 from tests.host.test_weight_products import product_of, random_matrix
+from tests.normed_products import block
 from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float16, float32, int4, int16
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.kernel_facts import KernelFacts, common_facts
 from tilewright.graph.passes.dead_code import eliminate_dead_code
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.merge_matmuls import merge_matmuls
 from tilewright.graph.passes.transposed_products import transposed_products
 from tilewright.graph.pipeline import optimize
@@ -48,7 +52,7 @@ def test_backends_are_known_without_passes() -> None:
     code = "import sys, tilewright.language, tilewright.engine, tilewright.targets.registry\n"
     code += "sys.exit(', '.join(name for name in sys.modules if name.startswith('tilewright.graph.')))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stderr.strip() == "tilewright.graph.target_passes"
+    assert result.stderr.strip() == "tilewright.graph.kernel_facts, tilewright.graph.target_passes"
 
 
 def transposed(dtype: DType, products: int = 1) -> Graph:
@@ -78,7 +82,7 @@ def test_transposed_products_are_not_merged() -> None:
 
 @pytest.mark.parametrize(("dtype", "taken"), [(float16, True), (float32, True), (int16, False)])
 def test_left_operands_that_are_read_as_they_lie(dtype: DType, taken: bool) -> None:
-    graph = transposed_products(optimize(transposed(dtype)), frozenset((float16, float32)))
+    graph = transposed_products(optimize(transposed(dtype)), frozenset((float16, float32)), 16, 128)
     assert any(node.op == "matmul" and node.attributes["transpose_a"] for node in graph.nodes) == taken
 
 
@@ -97,3 +101,24 @@ def test_norms_in_front_of_transposed_products(driver: Driver, columns: int, rng
     wide = data.astype(np.float64)
     normed = wide / np.sqrt((wide * wide).mean(1, keepdims=True) + 1e-5) * np.linspace(0.5, 2, 64)
     np.testing.assert_allclose(found, normed.T @ weights.astype(np.float64), 3e-2, 8e-2)
+
+
+def test_what_kernels_of_several_targets_have_in_common() -> None:
+    """Of each number the least, of each kind what all have."""
+    records = [target.kernels for target in get_targets(["cpu", "cuda:sm_80", "cuda:sm_90a"])]
+    common = common_facts(records)
+    assert all(getattr(common, name) <= min(getattr(one, name) for one in records) for name in vars(common))
+    assert common.row_programs and not common.normed_rows and not common.attention_quantizes
+    assert common_facts(records[2:]) == records[2] and records[2].normed_rows
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 8])
+def test_passes_go_by_what_kernels_take(most: int, rng: np.random.Generator) -> None:
+    """A graph has no sizes of kernels of its own: another target may have others."""
+    for rows in (1, 2, 3, 4, 9):
+        kernels = KernelFacts(normed_rows=most)
+        graph = prepare_norms(optimize(block(rows, rng), TargetPasses(kernels=kernels)), most)
+        joined = any(
+            {"rms_norm", "matmul"} <= {node.op for node in group.nodes} for group in fuse(graph, kernels).groups
+        )
+        assert joined == (rows <= most)

@@ -211,7 +211,7 @@ def _reason(graph: Graph, targets: Sequence[Target]) -> str:
     """Why a target has no kernel for a graph; "" when all have."""
     optimized = optimize(graph, graph_passes(targets))
     for target in targets:
-        for group in fuse(optimized, False).groups:
+        for group in fuse(optimized, target.kernels).groups:
             if group.kind != "view":
                 try:
                     candidates(group, optimized, target)

@@ -37,7 +37,7 @@ from tilewright.measure.choosing import Choice
 from tilewright.runtime.plan import BufferReference, Plan, PlanStep, TensorSpec, estimate_nanoseconds
 from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
 from tilewright.targets.base import Target
-from tilewright.targets.registry import backend_of, graph_passes
+from tilewright.targets.registry import graph_passes
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
 
@@ -88,11 +88,13 @@ class EngineBuilder:
     def programs(self) -> list[TargetProgram]:
         """A program for each target; all weights are known then."""
         with self._stage("fuse", self.graph.name):
-            fusions = {each: fuse(self.graph, *each) for each in dict.fromkeys(map(_fusion_of, self.targets))}
+            fusions = {
+                each: fuse(self.graph, each) for each in dict.fromkeys(target.kernels for target in self.targets)
+            }
         self.fusion = list(dict.fromkeys(remark for fused in fusions.values() for remark in fused.remarks))
         if self.layers:
             self.graph = with_results(self.graph, [group for fused in fusions.values() for group in fused.groups])
-        programs = [self._program(target, fusions[_fusion_of(target)]) for target in self.targets]
+        programs = [self._program(target, fusions[target.kernels]) for target in self.targets]
         self._store_remaining_constants()
         return programs
 
@@ -254,19 +256,6 @@ class EngineBuilder:
 def _for_all_sizes(candidate: Candidate) -> Candidate:
     """A candidate whose launches have no alternatives for small sizes: fewer kernels to compile."""
     return dataclasses.replace(candidate, stages=tuple(Stage(stage.calls[-1:]) for stage in candidate.stages))
-
-
-def _fusion_of(target: Target) -> tuple[bool, bool, bool, bool, bool]:
-    """What `graph.passes.fuse` may make groups of: norms in products, row programs, attention that quantizes, running
-    sums with what they read through, scatters with what computes their operands."""
-    passes = backend_of(target).graph_passes
-    return (
-        passes.norms_in_products,
-        passes.row_programs,
-        passes.attention_quantizes,
-        passes.generates_running,
-        passes.generates_scatters,
-    )
 
 
 def _arena(storage: TensorStorage) -> list[list[Any]]:

@@ -17,7 +17,7 @@ from tilewright.cli.build import check_written
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.llm_options import ModelOptions, PathArgument, with_records
 from tilewright.errors import InputError
-from tilewright.runtime.cache_files import replacing
+from tilewright.runtime.safe_files import replacing
 
 if TYPE_CHECKING:
     from tilewright.llm import LLM

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.console import terminal
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.targets.llvm.cache import SUFFIX, ObjectCache
 
@@ -34,10 +34,10 @@ class CacheState:
 def cache_state() -> CacheState:
     """Counts of the cache folder that the settings name, whether it is used or not."""
     folder = settings.cache_directory
-    abandoned = dict(cache_files.leftovers(folder))
+    abandoned = dict(safe_files.leftovers(folder))
     entries: list[int] = []
     others: list[int] = []
-    for path in cache_files.files(folder):
+    for path in safe_files.files(folder):
         try:
             size = path.lstat().st_size
         except OSError:
@@ -52,7 +52,7 @@ def cache_state() -> CacheState:
         other_bytes=sum(others),
         leftovers=len(abandoned),
         leftover_bytes=sum(abandoned.values()),
-        not_used=cache_files.why_not_private(folder) if os.path.lexists(folder) else None,
+        not_used=safe_files.why_not_private(folder) if os.path.lexists(folder) else None,
     )
 
 
@@ -84,7 +84,7 @@ def clean(
     everything: Annotated[bool, typer.Option("--all", help="Remove all entries as well; keep recorded times.")] = False,
 ) -> None:
     """Remove files left by killed processes, and the least recently used entries beyond 2 GiB."""
-    count, size = cache_files.remove_leftovers(settings.cache_directory)
+    count, size = safe_files.remove_leftovers(settings.cache_directory)
     console = terminal()
     console.print(f"removed {count} files of killed writers, {size / 1e6:.1f} MB")
     if settings.cache_directory.is_dir():

@@ -18,8 +18,8 @@ from tilewright.cli.console import wrong_usage
 from tilewright.dtypes import ANY_BY_NAME, string
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import InputError, ShapeError
-from tilewright.runtime.cache_files import why_not_readable
 from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.safe_files import why_not_readable
 from tilewright.runtime.shapes import check_conditions
 from tilewright.symbolic import evaluate, free_symbols
 

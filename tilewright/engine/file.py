@@ -32,7 +32,7 @@ from tilewright.engine.signatures import SIGNATURES
 from tilewright.engine.trust import Trust
 from tilewright.engine.weights import WEIGHT_ALIGNMENT, Weights
 from tilewright.errors import EngineError, EngineVersionError, a_kind
-from tilewright.runtime.cache_files import replacing, why_not_replaceable
+from tilewright.runtime.safe_files import replacing, why_not_replaceable
 from tilewright.settings import settings
 
 FORMAT = "tilewright engine"

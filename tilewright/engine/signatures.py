@@ -24,7 +24,7 @@ from tilewright.errors import (
     SigningKeyError,
     brief,
 )
-from tilewright.runtime.cache_files import why_not_readable
+from tilewright.runtime.safe_files import why_not_readable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.graph.core import Graph, Node, Value
-
-BLOCK_QUERIES, BLOCK_KEYS = 64, 128  # of attention that one block holds whole: windows of images
+from tilewright.graph.kernel_facts import KernelFacts
 
 
 @dataclass(eq=False)
@@ -67,11 +66,11 @@ def read_outside(nodes: Sequence[Node]) -> list[Value]:
     return list(dict.fromkeys(item for node in nodes for item in node.inputs if item is not None and item not in made))
 
 
-def is_block_attention(node: Node) -> bool:
+def is_block_attention(node: Node, kernels: KernelFacts) -> bool:
     """Whether all queries and keys of a head are one block: its kernel reads rows from where index arithmetic says."""
     if node.op != "attention" or node.attributes["causal"] or node.attributes["softcap"] or len(node.inputs) > 4:
         return False
     queries, keys = (node.inputs[number].shape[2] for number in (0, 1))  # type: ignore[union-attr]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False
-    return 1 < queries <= BLOCK_QUERIES and 1 < keys <= BLOCK_KEYS
+    return 1 < queries <= kernels.block_queries and 1 < keys <= kernels.block_keys

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tilewright.graph.core import Graph
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.channels_last import to_channels_last
 from tilewright.graph.passes.common_subexpressions import share_common_subexpressions
@@ -61,6 +63,10 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+# Passes of these that go by what kernels there are.
+_BY_KERNELS = frozenset({fold_pixels, move_row_permutes})
+
+
 def optimize(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:
     """The graph in the form that fusion and the kernels want; the given graph is not changed.
 
@@ -70,7 +76,12 @@ def optimize(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:
     """
     _dump(graph, "00-imported")
     before, after = ([each.bound() for each in passes] for passes in (of_targets.before, of_targets.after))
-    return _applied(graph, [*before, *((each.__name__, each) for each in PASSES), *after])
+    return _applied(graph, [*before, *own_passes(of_targets.kernels), *after])
+
+
+def own_passes(kernels: KernelFacts) -> list[tuple[str, Pass]]:
+    """The passes of all graphs by name, as these kernels want them."""
+    return [(each.__name__, partial(each, kernels=kernels) if each in _BY_KERNELS else each) for each in PASSES]
 
 
 def prepare_cut(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:

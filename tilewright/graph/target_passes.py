@@ -11,6 +11,8 @@ from functools import partial
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts, common_facts
+
 if TYPE_CHECKING:
     from tilewright.graph.core import Graph
 
@@ -25,7 +27,13 @@ JOINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "zeros_around": and_,  # a flag, of what all have
     "computed": and_,
     "exact": and_,
-    "widest": min,  # bytes of the widest head that all have a kernel for
+    "rows": min,  # numbers of `KernelFacts`: what the kernels of all take
+    "widest": min,
+    "in_registers": min,
+    "columns": min,
+    "taps": min,
+    "shared_taps": min,
+    "row_bytes": max,  # a multiple of both
     "limits": _concatenated,  # functions that say what a target cannot take: what one of them cannot, none gets
 }
 
@@ -58,11 +66,7 @@ class TargetPasses:
     before: Sequence[TargetPass] = ()  # the passes of all graphs, on the graph as it was imported
     after: Sequence[TargetPass] = ()
     cut: Sequence[TargetPass] = ()  # on a graph that will be cut into parts, before that
-    norms_in_products: bool = False  # `fuse`: kernels of products compute norms of few rows
-    row_programs: bool = False  # `fuse`: there are kernels of several reductions over the same rows
-    attention_quantizes: bool = False  # `fuse`: kernels of attention quantize their results
-    generates_running: bool = False  # `fuse`: kernels of running sums read through movement
-    generates_scatters: bool = False  # `fuse`: kernels of updates that are made at once compute what they read
+    kernels: KernelFacts = NO_KERNELS  # that the passes of all graphs go by
 
     def __post_init__(self) -> None:
         for passes in (self.before, self.after, self.cut):
@@ -76,9 +80,11 @@ NO_PASSES = TargetPasses()
 
 
 def shared(tables: Sequence[TargetPasses]) -> TargetPasses:
-    """The passes of a graph that several targets share; whether groups suit one of them is its own table's matter."""
+    """The passes of a graph that several targets share; whether groups suit one of them is its own kernels' matter."""
     before, after, cut = ([getattr(table, name) for table in tables] for name in ("before", "after", "cut"))
-    return TargetPasses(_shared(before), _shared(after), _shared(cut))
+    return TargetPasses(
+        _shared(before), _shared(after), _shared(cut), common_facts([table.kernels for table in tables])
+    )
 
 
 def _shared(lists: Sequence[Sequence[TargetPass]]) -> list[TargetPass]:

@@ -17,7 +17,7 @@ from typing import Any
 from tilewright.errors import ImportModelError, MissingDependencyError, a_kind
 from tilewright.graph.core import Graph
 from tilewright.importers.families import import_checkpoint
-from tilewright.runtime.cache_files import why_not_readable
+from tilewright.runtime.safe_files import why_not_readable
 
 ACCEPTED = (
     "a torch.nn.Module, a function of tensors, a torch.export.ExportedProgram, a .pt2 file, an ONNX ModelProto, "

@@ -186,10 +186,10 @@ class GGUFCheckpoint(Checkpoint):
         return name in self.tensors or name in self.blocks
 
     def check_layers(self, prefix: str, count: int, key: str) -> None:
-        held = {name.removeprefix(prefix).split(".")[0] for name in (*self.tensors, *self.blocks)
+        present = {name.removeprefix(prefix).split(".")[0] for name in (*self.tensors, *self.blocks)
                 if name.startswith(prefix)}  # fmt: skip
-        if len(held) < count:
-            raise ImportModelError(f"{self.folder}: block_count is {count}, and the file holds {len(held)} blocks")
+        if len(present) < count:
+            raise ImportModelError(f"{self.folder}: block_count is {count}, and the file holds {len(present)} blocks")
 
     def take(self, name: str, shape: tuple[int, ...], setting: str = "") -> np.ndarray:
         if name in self.blocks:

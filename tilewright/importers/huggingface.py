@@ -177,10 +177,10 @@ class Checkpoint:
     def check_layers(self, prefix: str, count: int, key: str) -> None:
         """Raise `ImportModelError` when the weights hold fewer layers (``PREFIX0.``, ...) than config.json says, before
         anything is done for each of them."""
-        held = {name.removeprefix(prefix).split(".")[0] for name in self.tensors if name.startswith(prefix)}
-        if len(held) < count:
+        present = {name.removeprefix(prefix).split(".")[0] for name in self.tensors if name.startswith(prefix)}
+        if len(present) < count:
             raise ImportModelError(
-                f"{self.folder}: {key!r} is {count} in config.json, and the weights hold {len(held)} layers "
+                f"{self.folder}: {key!r} is {count} in config.json, and the weights hold {len(present)} layers "
                 f"({prefix}NUMBER). Check that config.json and the weights belong together."
             )
 

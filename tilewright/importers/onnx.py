@@ -67,7 +67,7 @@ from tilewright.importers.shapes import (
     parse_dynamic_shapes,
     symbol_name,
 )
-from tilewright.runtime.cache_files import why_not_readable
+from tilewright.runtime.safe_files import why_not_readable
 from tilewright.symbolic import Expression, Size, lower_bound, upper_bound
 
 logger = logging.getLogger("tilewright")

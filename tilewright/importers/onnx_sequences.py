@@ -88,7 +88,7 @@ def converted(call: OnnxCall, tensor: Tensor, dtype: DType) -> Tensor:
         item = found.item if isinstance(found, RunTimeList) else ItemShape(found.shape)
         return RunTimeList("", call.op("optional", call.materialize(found), of=tensor.dtype.name), item=item)
     if tensor.dtype.kind == "optional" and element_of(tensor.dtype) == dtype:
-        return _held(call, tensor)
+        return _content_of(call, tensor)
     return as_value(call, tensor)
 
 
@@ -96,7 +96,7 @@ def _sequence(call: OnnxCall) -> TensorSequence | RunTimeList:
     """Input 0, a sequence."""
     found = call.tensor(0)
     if isinstance(found, RunTimeList) and found.dtype.kind == "optional":
-        found = _held(call, found)
+        found = _content_of(call, found)
     if not isinstance(found, (TensorSequence, RunTimeList)) or found.dtype.kind != "sequence":
         raise Invalid(f"input 0 ({found.name!r}) is no sequence; it must be one")
     return found
@@ -266,10 +266,10 @@ def _known_sizes(call: OnnxCall, extent: Size) -> list[int] | None:
 def _optional(call: OnnxCall) -> Tensor:
     if call.has(0):
         return call.tensor(0)
-    held = call.attribute("type")
-    if held is None:
+    item_type = call.attribute("type")
+    if item_type is None:
         raise Invalid("an optional that holds nothing needs the attribute 'type'")
-    return TensorSequence("", nothing=optional_of(held))
+    return TensorSequence("", nothing=optional_of(item_type))
 
 
 def _holds(call: OnnxCall) -> Tensor:
@@ -280,10 +280,10 @@ def _holds(call: OnnxCall) -> Tensor:
 
 
 def _content(call: OnnxCall) -> Tensor:
-    return _held(call, call.tensor(0))
+    return _content_of(call, call.tensor(0))
 
 
-def _held(call: OnnxCall, found: Tensor) -> Tensor:
+def _content_of(call: OnnxCall, found: Tensor) -> Tensor:
     """What an optional holds; what is no optional as it is."""
     if found.dtype.kind != "optional":
         return found

@@ -99,7 +99,7 @@ def backend(
         place = kind if target == "auto" else str(target)
         precision = precision or (_precision_on(kind) if target == "auto" else IEEE)
         _fix_head_widths(gm)
-        chosen = PartSettings(place, precision, tuning, strict, quick_start and place.startswith("cpu"))
+        chosen = PartSettings(place, precision, tuning, strict, quick_start and get_target(place).compiles_quickly)
         return _compile(gm, example_inputs, _Compiler(device, chosen, _overlap(example_inputs)))
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise

@@ -268,13 +268,13 @@ def _examples(
 ) -> dict[str, torch.Tensor]:
     """What the inputs of a graph are in the example, by name."""
     leaves = dict(named_leaves(module, args, kwargs)[1])
-    held = {
+    values = {
         **program.constants,
         **program.state_dict,
         **leaves,
         **({graph.seed: torch.tensor(0)} if graph.seed else {}),
     }
-    return {value.name: held[value.name] for value in graph.inputs}
+    return {value.name: values[value.name] for value in graph.inputs}
 
 
 def _at_one(
@@ -539,7 +539,7 @@ def _imported(
     if checked:
         importer.require(assumed, others)
         importer.tell_of_squeezes()
-    symbols.held = [each for each in assumed if not each.only_one]
+    symbols.assumptions = [each for each in assumed if not each.only_one]
     walker.run(program.graph.nodes)
     report.check()
     importer.outputs(returned)

@@ -36,16 +36,16 @@ from tilewright.importers.torch_nodes import (
     repeated_axes,
     stride_order,
 )
+from tilewright.importers.torch_parameters import Contents, state_of
 from tilewright.importers.torch_strides import Strides, spread, strides_of
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
-from tilewright.importers.torch_watch import Contents, Watched
 from tilewright.runtime.cuda.device import on_gpu_of
 
 logger = logging.getLogger("tilewright")
 
 
-_State = tuple[int, int, bytes, int]  # of a parameter
+_State = tuple[int, int, int]  # of a parameter
 
 
 class NotImported(UnsupportedOperationError):
@@ -98,7 +98,7 @@ class _Built:
 
 
 class EnginePart:
-    """Runs one part by engines, which are kept by the state of the parameters (`Watched`).
+    """Runs one part by engines, which are kept by the state of the parameters (`torch_parameters`).
 
     The first engine has the parameters as constants, and so has the one that replaces it when they were changed in
     place once.  Parameters that change again, or other parameters, are inputs of one more engine, which serves them
@@ -122,7 +122,6 @@ class EnginePart:
         self.engines: dict[Any, _Built] = {}
         self.general: _Built | None = None  # has the parameters as inputs
         self.replacement: Callable[..., Any] | None = None  # what runs the part since no engine was built
-        self.watched: dict[int, Watched] = {}
         self.writes: dict[int, int] = {}  # how often a parameter had changed that looked as before
         self.storages: list[Any] = []  # parameters of all engines: their addresses must not be used again
         self.rebuilt = False
@@ -140,8 +139,9 @@ class EnginePart:
             return (self.replacement or self.gm)(*arguments)
         key = self._key(arguments)
         built = self.engines.get(key)
-        if built is not None and (changed := built.contents.changed()) is not None:
-            self.writes[changed] = self.writes.get(changed, 0) + 1
+        changed = built.contents.changed() if built is not None else ()
+        if changed:
+            self.writes |= {position: self.writes.get(position, 0) + 1 for position in changed}
             key, built = self._key(arguments), None
         built = built or self.general or self._build(key, arguments)
         if built is None:
@@ -180,13 +180,8 @@ class EnginePart:
         return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
     def _key(self, arguments: Sequence[Any]) -> tuple[_State, ...]:
-        return tuple([self._state(position, arguments[position]) for position in self.constants])
-
-    def _state(self, position: int, parameter: torch.Tensor) -> _State:
-        watched = self.watched.get(position)
-        if watched is None or watched.tensor is not parameter or watched.address != parameter.data_ptr():
-            watched = self.watched[position] = Watched(parameter)
-        return *watched.state(), self.writes.get(position, 0)
+        writes = self.writes
+        return tuple([(*state_of(arguments[place]), writes.get(place, 0)) for place in self.constants])
 
     # -- Building -------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class SymbolTable:
         self.run_time = run_time
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
-        self.held: Sequence[Assumption] = ()  # conditions on sizes that every call has passed
+        self.assumptions: Sequence[Assumption] = ()  # conditions on sizes that every call has passed
         self._numbers: dict[Any, int | None] = {}  # that expressions are while these hold, where they do not vary
         self.never_one: list[str] = []  # the names of squeezed dimensions
         self.numbers: dict[str, Value] = {}  # numbers that were read and may be negative
@@ -132,14 +132,14 @@ class SymbolTable:
     def _number(self, expression: Any) -> int | None:
         """What a size is while these conditions hold, if it does not vary: ``s // (s // 8)`` of a multiple of 8."""
         symbols = sorted(expression.free_symbols, key=str)
-        asked_of = {symbol for each in self.held for symbol in each.condition.free_symbols}
+        asked_of = {symbol for each in self.assumptions for symbol in each.condition.free_symbols}
         known = all(str(each) in self.sizes for each in symbols)
         if expression.is_Symbol or not known or asked_of.isdisjoint(symbols):
             return None
         if expression not in self._numbers:
             sizes = {symbol: self.sizes[str(symbol)] for symbol in symbols}
             ranges = {symbol: (lower_bound(size), upper_bound(size)) for symbol, size in sizes.items()}
-            self._numbers[expression] = only_value(expression, ranges, self.held)
+            self._numbers[expression] = only_value(expression, ranges, self.assumptions)
         return self._numbers[expression]
 
     def always(self, condition: Any) -> bool:

@@ -460,8 +460,8 @@ def describe(value: Any, seen: set[int]) -> str:
     if is_record(value) or is_users(value) and type(value).__repr__ is object.__repr__:  # whose repr is an address
         if id(value) in seen:
             return f"{type(value).__qualname__}<recursive>"
-        held = ", ".join(f"{name}={describe(entry, seen | {id(value)})}" for name, entry in contents(value).items())
-        return f"{_class_source(type(value))}({held})"
+        fields = ", ".join(f"{name}={describe(entry, seen | {id(value)})}" for name, entry in contents(value).items())
+        return f"{_class_source(type(value))}({fields})"
     if isinstance(value, (FunctionType, type)) or callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     if type(value) is int:

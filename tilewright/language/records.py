@@ -52,8 +52,8 @@ def assembled(kind: type, values: Iterable[Any]) -> Any:
 def contents(value: Any) -> dict[str, Any]:
     """What an object of a user's class holds, by name: of its dictionary and its slots."""
     slots = [name for kind in type(value).__mro__ for name in _listed(kind.__dict__.get("__slots__", ()))]
-    held = {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
-    return {**held, **getattr(value, "__dict__", {})}
+    slot_values = {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
+    return {**slot_values, **getattr(value, "__dict__", {})}
 
 
 def _listed(slots: Any) -> Iterable[str]:

@@ -27,7 +27,7 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
 from tilewright.launch.compiled import Accesses, accesses
 from tilewright.launch.jit import JITFunction
-from tilewright.runtime.cache_files import replacing
+from tilewright.runtime.safe_files import replacing
 from tilewright.targets.base import CFunction, HostBackend, Target
 from tilewright.targets.registry import backend_of, get_target
 

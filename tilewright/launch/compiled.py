@@ -425,11 +425,11 @@ class CompiledKernel:
         for number, (slot, divisor) in enumerate(zip(slots, self.divisors, strict=False)):
             if divisor > 1 and isinstance(slot, int) and slot % divisor:
                 name = self.argument_names[self.run_time[number]]
-                held = f"address {slot:#x}" if self.binary.parameters[number].startswith("*") else f"value {slot}"
+                slot_text = f"address {slot:#x}" if self.binary.parameters[number].startswith("*") else f"value {slot}"
                 raise LaunchError(
                     f"kernel '{self.name}', argument '{name}': it was compiled for multiples of {divisor}, and the "
-                    f"{held} is none; launch the kernel itself, {self.name}[grid](...), which chooses the code by its "
-                    "arguments"
+                    f"{slot_text} is none; launch the kernel itself, {self.name}[grid](...), which chooses the code "
+                    "by its arguments"
                 )
 
     @cached_property

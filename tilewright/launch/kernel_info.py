@@ -24,6 +24,7 @@ from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.types import NAMES, dtype, unwrap
 from tilewright.launch.arguments import ArgumentClass, argument_class
 from tilewright.launch.driver import driver
+from tilewright.targets.registry import get_target
 
 if TYPE_CHECKING:
     from tilewright.launch.compiled import CompiledKernel
@@ -245,9 +246,8 @@ def to_text(kernel: JITFunction, key: Sequence[Any], arguments: Sequence[Any]) -
         options = {name: _encode(_plain(value)) for name, value in key[0]}
     except TypeError:
         return None
-    return json.dumps(
-        {"name": _full_name(kernel), "parameters": parameters, "options": options, "target": {"backend": "cpu"}}
-    )
+    target = {"backend": get_target().name}
+    return json.dumps({"name": _full_name(kernel), "parameters": parameters, "options": options, "target": target})
 
 
 def from_text(kernel: JITFunction, text: str) -> tuple[list[Any], list[Any], dict[str, Any]]:
@@ -260,8 +260,9 @@ def from_text(kernel: JITFunction, text: str) -> tuple[list[Any], list[Any], dic
         raise LaunchError(f"this is no text of a signature: {error}") from error
     if name != _full_name(kernel):
         raise LaunchError(f"the signature is one of {name}, not of {_full_name(kernel)}")
-    if machine != "cpu":
-        raise LaunchError(f"the signature is for the target {machine!r}, only those for the CPU have a text form")
+    host = get_target().name
+    if machine != host:
+        raise LaunchError(f"the signature is for the target {machine!r}, only those for {host!r} have a text form")
     if set(parameters) != set(kernel.argument_names):
         raise LaunchError(f"the signature's parameters, {', '.join(parameters)}, are not those of {name}")
     kinds, arguments = [], []

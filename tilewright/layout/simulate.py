@@ -1,6 +1,6 @@
 """Runs plans on NumPy arrays: every register of every thread is an array element.
 
-Arrays have the axes (block, warp, lane, register); `held` fills one with the elements a layout says are there.
+Arrays have the axes (block, warp, lane, register); `registers_of` fills one with the elements a layout says are there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilewright.layout.shuffles import Shuffles
 Registers = npt.NDArray[Any]
 
 
-def held(layout: LinearLayout, block: npt.NDArray[Any]) -> Registers:
+def registers_of(layout: LinearLayout, block: npt.NDArray[Any]) -> Registers:
     """What the registers hold when `block` (of the layout's shape) is distributed."""
     values: Registers = np.asarray(block).reshape(-1)[layout.table()]
     return values

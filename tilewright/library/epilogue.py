@@ -67,7 +67,7 @@ class Epilogue:
     """
 
     function: SourceFunction = identity
-    cost: EpilogueCost = EpilogueCost()
+    cost: EpilogueCost = EpilogueCost(bare=True)
     gate: SourceFunction | None = None
     promotion: SourceFunction | None = None
     operands: tuple[str, ...] = ()

@@ -78,25 +78,25 @@ class StopTexts:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = list(stops)
         self.text = ""  # without what is held back
-        self._held = ""
+        self._pending = ""
 
     def push(self, piece: str) -> bool:
         """Take a piece; True when a stop text is complete: `text` then ends before it."""
-        window = self._held + piece
+        window = self._pending + piece
         places = [place for stop in self._stops if (place := window.find(stop)) >= 0]
         if places:
             self.text += window[: min(places)]
-            self._held = ""
+            self._pending = ""
             return True
         withheld = max((self._beginning(window, stop) for stop in self._stops), default=0)
         self.text += window[: len(window) - withheld]
-        self._held = window[len(window) - withheld :]
+        self._pending = window[len(window) - withheld :]
         return False
 
     def finish(self) -> None:
         """The text has ended: what was held back belongs to it."""
-        self.text += self._held
-        self._held = ""
+        self.text += self._pending
+        self._pending = ""
 
     @staticmethod
     def _beginning(text: str, stop: str) -> int:

@@ -143,7 +143,7 @@ class CallReader:
         self.calls: list[ToolCall] = []
         self._text = ""  # that is not decided yet
         self._spaces: list[str] = []  # white space before it
-        self._held = ""  # before both, markers that are content if no call follows
+        self._pending = ""  # before both, markers that are content if no call follows
         self._is_outside = form.needs_begin and not is_forced
         self._is_content = False  # no call can follow any more
         self._scanner: _Scanner | None = None
@@ -161,11 +161,11 @@ class CallReader:
         found = Found()
         if self._scanner is not None:
             if self._scanner.number is None:  # an object that is no call
-                found.content += self._held + "".join(self._scanner.pieces)
+                found.content += self._pending + "".join(self._scanner.pieces)
             self._scanner = None
         elif not self.calls or self._text.strip():
-            found.content += self._held + self._take_spaces() + self._text
-        self._text = self._held = ""
+            found.content += self._pending + self._take_spaces() + self._text
+        self._text = self._pending = ""
         return found
 
     def _take_spaces(self) -> str:
@@ -197,7 +197,7 @@ class CallReader:
         self._text = self._text[end:]
         if place < 0:
             return False
-        self._held, self._text, self._is_outside = self._take_spaces() + begin, self._text[len(begin) :], False
+        self._pending, self._text, self._is_outside = self._take_spaces() + begin, self._text[len(begin) :], False
         return True
 
     def _look_for_call(self, found: Found) -> bool:
@@ -208,7 +208,7 @@ class CallReader:
         for marker in (self.form.begin, self.form.end):
             if marker and text.startswith(marker):
                 self._text, self._spaces = text[len(marker) :], []
-                self._held += "" if self.calls else marker
+                self._pending += "" if self.calls else marker
                 self._is_outside = self.form.needs_begin and marker == self.form.end
                 return True
             if marker and text and marker.startswith(text):
@@ -238,12 +238,12 @@ class CallReader:
 
     def _give_up(self, found: Found, text: str) -> None:
         """What looked like a call is none."""
-        found.content += self._held + text
-        self._held = ""
+        found.content += self._pending + text
+        self._pending = ""
         self._is_outside, self._is_content = self.form.needs_begin, not self.form.needs_begin
 
     def _begin(self, name: str, found: Found) -> None:
-        self._held = ""
+        self._pending = ""
         self.calls.append(ToolCall(name))
         found.begun.append(len(self.calls) - 1)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from tilewright.errors import TilewrightError
 from tilewright.measure.record import Timing, TimingCache
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 
 logger = logging.getLogger("tilewright.measure")
@@ -131,7 +131,7 @@ class Records:
         Processes take turns on a device, so that none disturbs another there; one that waited may find on record what
         it was about to time.
         """
-        with cache_files.exclusive(cache_files.private_folder(settings.cache_directory) / self._lock_file):
+        with safe_files.exclusive(safe_files.private_folder(settings.cache_directory) / self._lock_file):
             self.look_up(problem)
             if problem.is_known:
                 return

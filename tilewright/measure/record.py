@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import TimingCacheError
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 
 logger = logging.getLogger("tilewright.measure")
@@ -97,7 +97,7 @@ class TimingCache:
 
         The file is read again when it has changed, by this process or another.
         """
-        path = cache_files.private_folder(settings.cache_directory) / FILE_NAME
+        path = safe_files.private_folder(settings.cache_directory) / FILE_NAME
         state = _state(path)
         known = _CACHES.get(path)
         if known is None or known[0] != state:
@@ -128,19 +128,19 @@ class TimingCache:
         self._join(timing)
         if self.path is not None:
             try:
-                cache_files.private_folder(self.path.parent, create=True)
+                safe_files.private_folder(self.path.parent, create=True)
                 before, after = _append(self.path, _line(timing))
                 if _CACHES.get(self.path) == (before, self):
                     _CACHES[self.path] = after, self  # what the file has more is known here
             except OSError as error:
-                cache_files.complain(self.path.parent, error)
+                safe_files.complain(self.path.parent, error)
         return self._found[timing.device, timing.key]
 
     def write(self, path: Path) -> None:
         """Write all times to a file, in one step; equal caches give equal files. Raises `TimingCacheError`."""
         lines = sorted(_line(timing) for timing in self)
         try:
-            with cache_files.replacing(path, mode=0o644) as file:  # others may merge it
+            with safe_files.replacing(path, mode=0o644) as file:  # others may merge it
                 file.write("".join(lines).encode())
         except OSError as error:
             raise TimingCacheError(f"cannot write the timing cache {path}: {error.strerror or error}") from error
@@ -155,7 +155,7 @@ class TimingCache:
         assert self.path is not None
         try:
             # What others add meanwhile would be lost; Windows, which has no locks, replaces no open file either.
-            with cache_files.appending(self.path) if cache_files.HAS_LOCKS else nullcontext():
+            with safe_files.appending(self.path) if safe_files.HAS_LOCKS else nullcontext():
                 timings, _ = _readable(self.path)
                 latest = list(TimingCache(timings))[-_MOST_LINES // 2 :]
                 TimingCache(latest).write(self.path)
@@ -213,7 +213,7 @@ def _line(timing: Timing) -> str:
 
 def _readable(path: Path) -> tuple[list[Timing], int]:
     """The times of a file's good lines, and how many lines it has."""
-    timings, lines, damaged = _parsed(cache_files.read(path) or b"")
+    timings, lines, damaged = _parsed(safe_files.read(path) or b"")
     if damaged:
         logger.warning("%d lines of %s are damaged and left out", len(damaged), path)
     return timings, lines
@@ -234,7 +234,7 @@ def _parsed(data: bytes) -> tuple[list[Timing], int, dict[int, Exception]]:
 
 def _append(path: Path, text: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """Add a line with one write, so that lines of several processes do not mix; the file's states before and after."""
-    with cache_files.appending(path) as handle:
+    with safe_files.appending(path) as handle:
         before = _state(handle)
         if before[0]:
             os.lseek(handle, -1, os.SEEK_END)

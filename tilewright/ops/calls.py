@@ -41,6 +41,7 @@ from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
 from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate
 from tilewright.targets.base import Target
+from tilewright.targets.registry import for_kernels_of
 
 _MOST_PREPARED = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
@@ -225,7 +226,7 @@ def _prepare(graph: Graph, ordinal: int | None, target: Target, together: bool) 
         anchor = graph.nodes[-1]
         group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)
         return Prepared(graph, (candidates(group, graph, target),), (), ordinal)
-    fused = fuse(optimize(graph), attention_quantizes=True)
+    fused = fuse(optimize(graph, for_kernels_of([target])), target.kernels)
     for group in fused.groups:
         if group.kind == "view":
             raise UnsupportedOperationError(f"group {group.name} is only another view of its input")

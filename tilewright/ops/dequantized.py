@@ -96,12 +96,12 @@ def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8)
         raise LaunchError(f"scales must be float32, float16 or bfloat16, got {from_numpy(scale.dtype).name}")
     zero = None
     if zeros is not None:
-        held = np.asarray(zeros) if isinstance(zeros, np.ndarray) else _numbers(zeros, "zeros")
-        if held.dtype.kind not in "iu":
-            raise LaunchError(f"zeros must be integers, got {held.dtype}")
-        if found.element.is_float and held.any():
+        points = np.asarray(zeros) if isinstance(zeros, np.ndarray) else _numbers(zeros, "zeros")
+        if points.dtype.kind not in "iu":
+            raise LaunchError(f"zeros must be integers, got {points.dtype}")
+        if found.element.is_float and points.any():
             raise LaunchError(f"weights of {found.element.name} have no zero points: leave zeros out")
-        scale, zero = _same_groups(scale, _by_columns(held, codes.shape, "zeros"), depth)
+        scale, zero = _same_groups(scale, _by_columns(points, codes.shape, "zeros"), depth)
     canon = canonical(codes, scale, zero)
     if isinstance(canon, str):
         raise LaunchError(f"weights cannot be packed: {canon}")

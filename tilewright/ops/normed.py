@@ -8,7 +8,6 @@ from tilewright.dtypes import bfloat16
 from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
-from tilewright.graph.passes.fuse_norms import NORMED_ROWS
 from tilewright.library.matmul.problem import row_class
 from tilewright.ops import arrays, calls
 
@@ -46,7 +45,8 @@ def rms_norm_matmul(x: Any, b: Any, *, epsilon: float = 1e-6, out: Any = None) -
         return g.finish()
 
     key = ("rms_norm_matmul", rows.element, rows.shape, matrix.shape, transposed, epsilon)
-    few = rows.element == bfloat16 and rows.shape[0] <= NORMED_ROWS
+    most = arrays.target_at(None if place is None else place.ordinal).kernels.normed_rows
+    few = rows.element == bfloat16 and rows.shape[0] <= most
     alike = (rows.element.name, row_class(rows.shape[0]), matrix.shape, transposed)
     calls.prepared(key, alike, [rows, matrix, target], place, graph, few).run({"x": rows, "b": matrix}, target)
     return target.base

@@ -298,22 +298,22 @@ def _write(path: Path, entries: Sequence[_Entry], progress: Progress) -> None:
     text += b" " * (-len(text) % 8)
     front = len(text).to_bytes(8, "little") + text
     with path.open("r+b" if path.exists() else "w+b") as file:
-        held = file.seek(0, os.SEEK_END)
-        if held < len(front):
+        written = file.seek(0, os.SEEK_END)
+        if written < len(front):
             file.truncate(0)
             file.seek(0)
             file.write(front)
-        _append(file, len(front), entries, max(0, held - len(front)), progress)
+        _append(file, len(front), entries, max(0, written - len(front)), progress)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _append(file: BinaryIO, start: int, entries: Sequence[_Entry], held: int, progress: Progress) -> None:
-    """The tensors after the first `held` bytes; one that is there in part is written again."""
+def _append(file: BinaryIO, start: int, entries: Sequence[_Entry], written: int, progress: Progress) -> None:
+    """The tensors after the first `written` bytes; one that is there in part is written again."""
     place = 0
     for number, entry in enumerate(entries, 1):
-        if place + entry.size > held:
-            held = 0  # from here on nothing is there
+        if place + entry.size > written:
+            written = 0  # from here on nothing is there
             file.seek(start + place)
             file.truncate()
             progress("round weights", f"{entry.name}, {number} of {len(entries)}", 0.0)

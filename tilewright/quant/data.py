@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import bind_symbols
-from tilewright.runtime.cache_files import why_not_readable
+from tilewright.runtime.safe_files import why_not_readable
 
 Sample = dict[str, np.ndarray]
 

@@ -46,7 +46,7 @@ from tilewright.quant.weights import (
     with_rounded_weights,
 )
 from tilewright.targets.base import Target
-from tilewright.targets.registry import get_targets
+from tilewright.targets.registry import for_kernels_of, get_targets
 
 Progress = Callable[[str, str, float], None]
 SMOOTH = "smooth"  # the method that moves magnitudes from inputs to weights
@@ -118,7 +118,7 @@ def quantize(
     report = progress or (lambda stage, item, seconds: None)
     graph = whole_graph(import_model(model, example_inputs, dynamic_shapes, trust=trust))
     samples = [] if data is None else samples_of(data, graph)
-    plain = optimize(graph)
+    plain = optimize(graph, for_kernels_of(targets))
     with_moments = method != NEAREST or correct_bias
     graph, layers, moments = _studied(plain, exclude, scheme, method, samples if with_moments else [], report)
     residuals = residuals_of(graph, {layer.name for layer in layers})

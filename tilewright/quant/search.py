@@ -47,7 +47,7 @@ from tilewright.quant.quantize import Progress, collect, run_samples, source_of,
 from tilewright.quant.rounding import RoundedWeights
 from tilewright.quant.weights import matrix_of, smoothed, smoothing_factors, with_rounded_weights
 from tilewright.targets.base import Target
-from tilewright.targets.registry import get_targets
+from tilewright.targets.registry import for_kernels_of, get_targets
 
 FLOAT = "float"
 INT8_SMOOTH = "int8-smooth"  # int8 after magnitudes were moved from a product's inputs to its weights (SmoothQuant)
@@ -148,7 +148,9 @@ def search_precision(
     report = progress or (lambda stage, item, seconds: None)
     if source is None:
         source = model.name if isinstance(model, Graph) else source_of(model)
-    search = _Search(optimize(graph), samples, metric, float(max_drop), targets, report, source)
+    search = _Search(
+        optimize(graph, for_kernels_of(targets)), samples, metric, float(max_drop), targets, report, source
+    )
     found = search.result()
     found.engine.results_of = graph.results_of
     found.engine.record_search(found.as_data())
@@ -169,7 +171,7 @@ class _Search:
     beyond: list[tuple[float, int]] = field(default_factory=list)  # drops outside the bound, with how many layers
 
     def __post_init__(self) -> None:
-        self.deciding, self.held = self.samples[::2], self.samples[1::2]
+        self.deciding, self.verifying = self.samples[::2], self.samples[1::2]
         self.ranging = self.deciding[: (2 * len(self.deciding) + 2) // 3]  # others show whether ranges hold
         self.drop: Drop = METRICS[self.metric] if isinstance(self.metric, str) else of_score(self.metric)
         self.signed = all(int8 in each.narrow_products for each in self.targets)
@@ -205,7 +207,7 @@ class _Search:
             accepted = accepted[: len(accepted) * 3 // 4]
         if not accepted and steps:
             self._refuse()
-        seconds = [float(np.median(each)) for each in _interleaved([plain, engine], self._inputs(self.held[0]))]
+        seconds = [float(np.median(each)) for each in _interleaved([plain, engine], self._inputs(self.verifying[0]))]
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
         rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
         return PrecisionSearch(
@@ -426,9 +428,9 @@ class _Search:
         return {item.name: np.asarray(sample[item.name]).astype(item.dtype.numpy) for item in self.graph.inputs}
 
     def _held_back_drop(self, plain: Engine, engine: Engine) -> float:
-        self.progress("verify", f"on {len(self.held)} samples held back", 0.0)
-        outputs = [[each.run(self._inputs(sample)) for sample in self.held] for each in (plain, engine)]
-        return self._drop_of(outputs[0], outputs[1], self.held)
+        self.progress("verify", f"on {len(self.verifying)} samples held back", 0.0)
+        outputs = [[each.run(self._inputs(sample)) for sample in self.verifying] for each in (plain, engine)]
+        return self._drop_of(outputs[0], outputs[1], self.verifying)
 
     def _choice(
         self, node: Node, candidates: Mapping[str, dict[str, tuple[float, float]]], assignment: Assignment

@@ -23,7 +23,7 @@ import llvmlite.binding as llvm
 
 from tilewright import forks
 from tilewright.host import llvm_host
-from tilewright.runtime import cache_files, elf
+from tilewright.runtime import elf, safe_files
 from tilewright.runtime.objects import check_object
 from tilewright.settings import settings
 
@@ -205,9 +205,9 @@ def cached_object(text: str, name: str) -> bytes:
     """
     host = llvm_host()
     made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
-    folder = cache_files.private_folder(settings.cache_directory)
+    folder = safe_files.private_folder(settings.cache_directory)
     name = f"{name}-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
-    cached = cache_files.read(folder / name)
+    cached = safe_files.read(folder / name)
     if cached is not None and hashlib.sha256(name.encode() + cached[32:]).digest() == cached[:32]:
         return cached[32:]
     machine = host_machine()
@@ -216,8 +216,8 @@ def cached_object(text: str, name: str) -> bytes:
     module.verify()
     image: bytes = machine.emit_object(module)
     try:
-        folder = cache_files.private_folder(settings.cache_directory, create=True)
-        cache_files.write(folder / name, hashlib.sha256(name.encode() + image).digest() + image)
+        folder = safe_files.private_folder(settings.cache_directory, create=True)
+        safe_files.write(folder / name, hashlib.sha256(name.encode() + image).digest() + image)
     except OSError as error:
         _log.debug("cannot keep the runtime's functions in %s: %s", folder, error)
     return image

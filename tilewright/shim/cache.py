@@ -11,7 +11,7 @@ from typing import Any
 
 import tilewright
 from tilewright.errors import UnsupportedOperationError
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.shim.environment import folder
 from tilewright.targets.llvm.cache import kernel_digest
@@ -29,7 +29,7 @@ class FileCacheManager(CacheManager):
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key)
-        base = cache_files.private_folder(settings.cache_directory) / "files"
+        base = safe_files.private_folder(settings.cache_directory) / "files"
         if dump:
             base = folder("TRITON_DUMP_DIR", "dump")
         elif override:
@@ -51,7 +51,7 @@ class FileCacheManager(CacheManager):
         """Write a file; returns its path."""
         content = data if isinstance(data, bytes) else str(data).encode()
         path = Path(self._make_path(filename))
-        cache_files.write(path, content)
+        safe_files.write(path, content)
         return str(path)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
@@ -104,7 +104,7 @@ def get_dump_manager(key: str) -> FileCacheManager:
 
 def default_cache_dir() -> str:
     """The cache directory."""
-    return str(cache_files.private_folder(settings.cache_directory))
+    return str(safe_files.private_folder(settings.cache_directory))
 
 
 def triton_key() -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.dtypes import DType
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.ir.core import Function
 from tilewright.targets.machine import Machine
 
@@ -203,6 +204,11 @@ class Target(Protocol):
     def dot_rate(self, dtype: DType, group: int = 1) -> float:
         """Speed of `dot` on operands of this type, relative to float32; `group` steps of the depth of a right one that
         is constant lie side by side."""
+        ...
+
+    @property
+    def kernels(self) -> KernelFacts:
+        """What kernels the library has for it, and how much they take: graph passes go by it."""
         ...
 
     def machine(self) -> Machine:

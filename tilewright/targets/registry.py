@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import TargetError, a_kind
+from tilewright.graph.kernel_facts import common_facts
 from tilewright.graph.target_passes import TargetPasses, shared
 from tilewright.precision import IEEE, PRECISIONS, TF32, split_name
 from tilewright.targets.base import Backend, Target
@@ -89,6 +90,11 @@ def backend_of(target: Target) -> Backend:
 def graph_passes(targets: Sequence[Target]) -> TargetPasses:
     """What is done with a graph that is built for several targets, besides what is done with all graphs."""
     return shared([backend_of(target).graph_passes for target in targets])
+
+
+def for_kernels_of(targets: Sequence[Target]) -> TargetPasses:
+    """The passes of all graphs alone, as what kernels these targets have."""
+    return TargetPasses(kernels=common_facts([target.kernels for target in targets]))
 
 
 def target_of_generation(family: str, generation: int | str) -> Target:

@@ -11,6 +11,7 @@ counts where the right operand has, and nothing is copied where they are read el
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tilewright.dtypes import float32
@@ -20,7 +21,6 @@ from tilewright.graph.passes.transposed_products import has_whole_rows, read_in_
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
-_ALIGNED = 16  # bytes
 _LEAST_SIDE = 256  # rows and columns of float32, which pay for copies of the other operand
 # Multiply-adds of 16 bits with a number that is copied: with 21 of them products are faster without the copies, with 23
 # a bit slower, with 61 much (H200, 2026-11-29).
@@ -28,13 +28,16 @@ _LEAST_USE = 22
 _LEAST_WORK = {16: 1 << 25, 32: 1 << 30}  # multiply-adds that are worth the copies, by the bits of a number
 
 
-def align_products(graph: Graph) -> Graph:
-    """The graph with such products; the same graph when there are none."""
-    result = apply_rules(graph, {"matmul": [_aligned]})
+def align_products(graph: Graph, row_bytes: int, columns: int) -> Graph:
+    """The graph with such products, whose rows begin at multiples of `row_bytes`; the same graph when it has none.
+
+    `columns`: of one tile, as of `transposed_products`, which reads operands that are not copied for their rows.
+    """
+    result = apply_rules(graph, {"matmul": [partial(_aligned, row_bytes=row_bytes, tile_columns=columns)]})
     return fold_constants(result) if result is not graph else graph
 
 
-def _aligned(node: Node, rewriter: GraphRewriter) -> Value | None:
+def _aligned(node: Node, rewriter: GraphRewriter, row_bytes: int, tile_columns: int) -> Value | None:
     a, b = node.inputs
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
@@ -43,10 +46,10 @@ def _aligned(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None
     if not isinstance(depth, int) or not isinstance(columns, int):
         return None
-    aligned = _ALIGNED // a.dtype.itemsize
+    aligned = row_bytes // a.dtype.itemsize
     more, wider = -depth % aligned, -columns % aligned
-    turned = read_in_place(node, rewriter) if a.dtype.bits == 16 else None
-    if turned is not None and not has_whole_rows(turned):
+    turned = read_in_place(node, rewriter, row_bytes, tile_columns) if a.dtype.bits == 16 else None
+    if turned is not None and not has_whole_rows(turned, row_bytes):
         return None
     if turned is not None and not transposed:
         more = 0

@@ -9,22 +9,24 @@ Like Winograd's way, this lets an infinite or NaN pixel make NaN of neighbours w
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import lift, simplify
 
-_LANES = 16  # channels that kernels take at once
 _GAIN = 2.0  # how many times as fast it must be
 
 
-def fold_pixels(graph: Graph) -> Graph:
-    """The graph with the pixels of such convolutions as channels."""
-    return apply_rules(graph, {"conv": [_conv]})
+def fold_pixels(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> Graph:
+    """The graph with the pixels of such convolutions as channels, as many as kernels compute together."""
+    return apply_rules(graph, {"conv": [partial(_conv, lanes=kernels.channels)]})
 
 
-def _conv(node: Node, rewriter: GraphRewriter) -> Value | None:
+def _conv(node: Node, rewriter: GraphRewriter, lanes: int) -> Value | None:
     x, weight, bias = (*node.inputs, None)[:3]
     assert x is not None and weight is not None
     taps, options = rewriter.constant(weight), node.attributes
@@ -46,9 +48,9 @@ def _conv(node: Node, rewriter: GraphRewriter) -> Value | None:
     if options["layout"] != "NCHW":
         return None
     features, length, stride = taps.shape[0], taps.shape[-1], options["strides"][-1]
-    count = _LANES // features
+    count = lanes // features
     long = length + (count - 1) * stride
-    if count < 2 or _LANES * length < _GAIN * features * long:
+    if count < 2 or lanes * length < _GAIN * features * long:
         return None
     wide = np.zeros((count, *taps.shape[:-1], long), taps.dtype)
     for place in range(count):

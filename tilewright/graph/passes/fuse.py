@@ -32,6 +32,7 @@ import heapq
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_attention import take_quantization
@@ -47,24 +48,13 @@ FEW_CHANNELS = 8  # fewer than this make an image that is better read in another
 SHORT_PIXEL = 32  # bytes of a pixel's 16-bit channels, up to which kernels copy the image for windows of three columns
 
 
-def fuse(
-    graph: Graph,
-    norms_in_products: bool = False,
-    row_programs: bool = False,
-    attention_quantizes: bool = False,
-    generates_running: bool = False,
-    generates_scatters: bool = False,
-) -> FusedGraph:
+def fuse(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
 
     Every node belongs to one group; views and cheap nodes may be repeated in the groups that read them.
-    `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`); `row_programs`: whether
-    there are kernels of several reductions over the same rows (`fuse_rows`); `attention_quantizes`: whether those of
-    attention quantize what they store (`fuse_attention`); `generates_running`: whether kernels of running sums are
-    generated from expressions, and read through movement; `generates_scatters`: the same of scatters whose updates are
-    made at once.
+    `kernels` are those of the target (`Target.kernels`): without any, groups are what every target has kernels for.
     """
-    drafts = Drafts(graph, generates_running, generates_scatters)
+    drafts = Drafts(graph, kernels)
     remarks = list(graph.remarks)
     for kind in ("contraction", "pool", "transform", "reduction"):
         for draft in list(drafts.all()):
@@ -74,10 +64,10 @@ def fuse(
                 _take_widening(drafts, draft)
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
-    if attention_quantizes:
+    if kernels.attention_quantizes:
         take_quantization(drafts, remarks)
     join_excitations(drafts, remarks)
-    if norms_in_products:
+    if kernels.normed_rows:
         take_norms(drafts, remarks)  # before sums are left to norms that are no kernels then
     leave_sums_to_norms(drafts, remarks)
     for draft in list(drafts.all()):
@@ -88,7 +78,7 @@ def fuse(
     _join_elementwise(drafts)
     join_lookups(drafts)
     _join_siblings(drafts)
-    if row_programs:
+    if kernels.row_programs:
         join_rows(drafts, remarks)
     absorb(drafts)
     join_stores(drafts)
@@ -284,7 +274,7 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
             break
         readers = drafts.readers.get(value, [])
         shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
-        if shared and not (value in storable and is_whole_row(anchor)):
+        if shared and not (value in storable and is_whole_row(anchor, drafts.kernels)):
             continue
         inputs = [item for item in node.inputs if item is not None]
         storable = set(inputs) if value in storable and node.op == "cast" and not shared else set()

@@ -55,7 +55,7 @@ def _take_views_before(drafts: Drafts, draft: Draft) -> None:
     assert draft.anchor is not None
     anchor = drafts.nodes[draft.anchor]
     for item in anchor.inputs[:3]:
-        if is_block_attention(anchor):
+        if is_block_attention(anchor, drafts.kernels):
             draft.copies.update(_row_movement(drafts, item))
             continue
         chain: list[int] = []
@@ -106,7 +106,7 @@ def reads_through(drafts: Drafts, draft: Draft) -> bool:
     if anchor is None:
         return False
     if anchor.op in _RUNNING:
-        return drafts.generates_running
+        return drafts.kernels.generates_running
     if anchor.op == "scatter_reduce":
         return drafts.is_generated_scatter(draft)
     return anchor.op in _ROWS if draft.kind == "reduction" else anchor.op in _READS_THROUGH

@@ -70,7 +70,7 @@ def _keeps_rows(drafts: Drafts, draft: Draft, node: Node) -> bool:
     """Whether the output is still [batch, head, row, :] with a stride for each: one permute that keeps
     the last dimension, then one reshape that merges heads and width.  Of blocks, whether rows stay whole."""
     assert draft.anchor is not None
-    if is_block_attention(drafts.nodes[draft.anchor]):
+    if is_block_attention(drafts.nodes[draft.anchor], drafts.kernels):
         return moves_rows(node, drafts.nodes[draft.anchor].output.shape[-1])
     views = [drafts.nodes[index].op for index in draft.nodes if drafts.nodes[index].op in _AFTER]
     if node.op == "permute":

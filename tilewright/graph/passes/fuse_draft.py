@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.scatters import combines_at_once
 from tilewright.graph.updates import do_not_meet, reads_elsewhere, replaces_input
 from tilewright.symbolic import product
 
-LONGEST_ROW = 16384  # elements that kernels keep in registers
 MOST_GROUP_NODES = 128  # of one group: the time to write and compile a kernel grows faster than its length
 
 
@@ -41,13 +41,11 @@ class Draft:
 class Drafts:
     """All groups in the making of one graph; every node starts as a group of its own.
 
-    `generates_running` and `generates_scatters`: whether kernels of running sums, and of scatters whose updates are
-    made at once, are generated from expressions, as those of sums are."""
+    `kernels` say what groups there are kernels for."""
 
-    def __init__(self, graph: Graph, generates_running: bool = False, generates_scatters: bool = False) -> None:
+    def __init__(self, graph: Graph, kernels: KernelFacts) -> None:
         self.graph = graph
-        self.generates_running = generates_running
-        self.generates_scatters = generates_scatters
+        self.kernels = kernels
         self.nodes = graph.nodes
         self.position = {output: index for index, node in enumerate(graph.nodes) for output in node.outputs}
         self.readers: dict[Value, list[int]] = {}
@@ -78,7 +76,9 @@ class Drafts:
 
     def is_generated_scatter(self, draft: Draft) -> bool:
         """Whether a group is a scatter whose kernels are generated from expressions."""
-        return self.generates_scatters and draft.anchor is not None and combines_at_once(self.nodes[draft.anchor])
+        return (
+            self.kernels.generates_scatters and draft.anchor is not None and combines_at_once(self.nodes[draft.anchor])
+        )
 
     def all(self) -> Iterator[Draft]:
         """Every group once, in the order of its first node."""
@@ -229,10 +229,10 @@ class Drafts:
         return sorted(found)
 
 
-def is_whole_row(anchor: Node) -> bool:
+def is_whole_row(anchor: Node, kernels: KernelFacts) -> bool:
     """Whether a kernel holds a row of the anchor at once, and so computes each element of its input once."""
     source = anchor.inputs[0]
     if anchor.op not in ("softmax", "log_softmax", "layer_norm", "rms_norm") or source is None:
         return False
     columns = product(source.shape[anchor.attributes["axis"] :])
-    return isinstance(columns, int) and columns <= LONGEST_ROW
+    return isinstance(columns, int) and columns <= kernels.row_elements

@@ -15,6 +15,8 @@ product after it and in float32 for the next sum, which costs few rows nothing.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tilewright.dtypes import bfloat16, float32
@@ -23,15 +25,14 @@ from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import product
 
-NORMED_ROWS = 8  # of activations, up to which a product computes their norm
 _AT_ONCE = 1 << 18  # elements that are scaled together, in cache
 
 
-def prepare_norms(graph: Graph) -> Graph:
-    """Put the scales of norms that products will compute into the weights, and make sums in front of them float32; the
-    same graph when there are none."""
-    graph = apply_rules(graph, {"matmul": [_into_weights]})
-    summed = _normalised_sums(graph)
+def prepare_norms(graph: Graph, rows: int) -> Graph:
+    """Put the scales of norms of up to `rows` rows, which products will compute, into the weights, and make sums in
+    front of them float32; the same graph when there are none."""
+    graph = apply_rules(graph, {"matmul": [partial(_into_weights, most=rows)]})
+    summed = _normalised_sums(graph, rows)
 
     def sum_in_float32(node: Node, rewriter: GraphRewriter) -> Value | None:
         if node.output not in summed:
@@ -41,7 +42,7 @@ def prepare_norms(graph: Graph) -> Graph:
     return GraphRewriter(graph).run({"add": [sum_in_float32]})
 
 
-def _normalised_sums(graph: Graph) -> set[Value]:
+def _normalised_sums(graph: Graph, most: int) -> set[Value]:
     """Sums of two tensors of one shape that a norm reads which a product will compute."""
     readers = graph.users()
     found: set[Value] = set()
@@ -52,7 +53,7 @@ def _normalised_sums(graph: Graph) -> set[Value]:
             x is not None
             and len(following) == 1
             and following[0].op == "matmul"
-            and _is_taken(following[0], node, graph)
+            and _is_taken(following[0], node, graph, most)
         ):
             found.add(x)
     sums = (node for node in graph.nodes if node.op == "add" and node.output in found)
@@ -75,7 +76,7 @@ def take_norms(drafts: Drafts, remarks: list[str]) -> None:
         if number is None or drafts.readers[drafts.nodes[number].output] != [index]:
             continue
         norm, draft, other = drafts.nodes[number], drafts.owner[index], drafts.owner[number]
-        if norm.output in drafts.results or not _is_taken(node, norm, drafts.graph):
+        if norm.output in drafts.results or not _is_taken(node, norm, drafts.graph, drafts.kernels.normed_rows):
             continue
         if drafts.may_merge(other, draft):
             drafts.merge(draft, other)
@@ -102,10 +103,10 @@ def _round_at_once(drafts: Drafts, value: Value | None, remarks: list[str]) -> N
         remarks.append(f"%{exact.name} is stored in float32, and rounded, by the product that ends in it")
 
 
-def _is_taken(node: Node, norm: Node, graph: Graph) -> bool:
-    """Whether a product will compute a norm, if nobody else reads that."""
+def _is_taken(node: Node, norm: Node, graph: Graph, most: int) -> bool:
+    """Whether a product will compute a norm of up to `most` rows, if nobody else reads that."""
     bare = all(item is None for item in norm.inputs[1:])
-    return bare and node.inputs[1] in graph.constants and _fits(node, norm)
+    return bare and node.inputs[1] in graph.constants and _fits(node, norm, most)
 
 
 def reads_memory(drafts: Drafts, draft: Draft, reader: int) -> bool:
@@ -116,19 +117,19 @@ def reads_memory(drafts: Drafts, draft: Draft, reader: int) -> bool:
     return reader == draft.anchor or (feeds_anchor and drafts.nodes[reader].op == "rms_norm")
 
 
-def _fits(node: Node, norm: Node) -> bool:
+def _fits(node: Node, norm: Node, most: int) -> bool:
     """Whether a product of constant weights can compute a norm of its few rows."""
     x, weights = norm.inputs[0], node.inputs[1]
     if node.attributes["transpose_a"] or norm.op != "rms_norm" or x is None or weights is None or weights.rank != 2:
         return False
     rows = product(x.shape[:-1])
-    few = isinstance(rows, int) and rows <= NORMED_ROWS and norm.attributes["axis"] == x.rank - 1
+    few = isinstance(rows, int) and rows <= most and norm.attributes["axis"] == x.rank - 1
     return few and all(value.dtype == bfloat16 for value in (x, norm.output, weights, node.output))
 
 
-def _into_weights(node: Node, rewriter: GraphRewriter) -> Value | None:
+def _into_weights(node: Node, rewriter: GraphRewriter, most: int) -> Value | None:
     norm = rewriter.producer(node.inputs[0], "rms_norm")
-    if norm is None or rewriter.uses(norm.output) > 1 or len(norm.inputs) < 2 or not _fits(node, norm):
+    if norm is None or rewriter.uses(norm.output) > 1 or len(norm.inputs) < 2 or not _fits(node, norm, most):
         return None
     x, scale, *_ = norm.inputs
     weights = node.inputs[1]

@@ -77,7 +77,7 @@ def _is_worth_it(value: Value) -> bool:
 
 def _norm_of(drafts: Drafts, value: Value) -> Draft | None:
     """The one norm along whole rows that reads a value."""
-    readers = [reader for reader in drafts.readers.get(value, []) if is_whole_row(drafts.nodes[reader])]
+    readers = [reader for reader in drafts.readers.get(value, []) if is_whole_row(drafts.nodes[reader], drafts.kernels)]
     owner = drafts.owner[readers[0]] if len(readers) == 1 else None
     return owner if owner is not None and owner.kind == "reduction" else None  # others are computed by products
 
@@ -86,4 +86,4 @@ def _is_for_two_norms(drafts: Drafts, index: int, reader: int) -> bool:
     """Whether only a norm and `reader` read the sum at `index`."""
     value = drafts.nodes[index].output
     others = [other for other in drafts.readers[value] if other != reader]
-    return value not in drafts.results and len(others) == 1 and is_whole_row(drafts.nodes[others[0]])
+    return value not in drafts.results and len(others) == 1 and is_whole_row(drafts.nodes[others[0]], drafts.kernels)

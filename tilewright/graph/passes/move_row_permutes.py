@@ -19,13 +19,14 @@ from collections.abc import Callable, Mapping
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import is_block_attention
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.graph.views import rotation
 
 _VIEWS = {"reshape", "permute", "slice"}
 
 
-def move_row_permutes(graph: Graph) -> Graph:
+def move_row_permutes(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> Graph:
     """One walk; the same graph when no movement of rows is next to a product."""
     users = graph.users()
     results = set(graph.results())
@@ -50,7 +51,7 @@ def move_row_permutes(graph: Graph) -> Graph:
         return rewriter.op("permute", [result], order=order)
 
     def sink_rotations(node: Node, rewriter: GraphRewriter) -> Value | None:
-        return _sunk(node, rewriter) if _feeds_blocks(node.output, users, results) else None
+        return _sunk(node, rewriter) if _feeds_blocks(node.output, users, results, kernels) else None
 
     def rise(node: Node, rewriter: GraphRewriter) -> Value | None:
         moved = _row_permute(node)
@@ -84,13 +85,13 @@ def _row_permute(node: Node | None) -> tuple[Value, tuple[int, ...]] | None:
     return (node.inputs[0], order) if order[-1] == node.output.rank - 1 else None
 
 
-def _feeds_blocks(value: Value, users: Mapping[Value, list[Node]], results: set[Value]) -> bool:
+def _feeds_blocks(value: Value, users: Mapping[Value, list[Node]], results: set[Value], kernels: KernelFacts) -> bool:
     """Whether all that is read of a value, through views, are the rows of attention by blocks."""
     readers = users.get(value, [])
     return (
         value not in results and bool(readers) and all(
-            _feeds_blocks(reader.output, users, results) if reader.op in _VIEWS or _bias(reader) is not None
-            else is_block_attention(reader) and value in reader.inputs[:3]
+            _feeds_blocks(reader.output, users, results, kernels) if reader.op in _VIEWS or _bias(reader) is not None
+            else is_block_attention(reader, kernels) and value in reader.inputs[:3]
             for reader in readers
         )
     )  # fmt: skip

@@ -13,12 +13,12 @@ from tilewright.graph.passes.narrow_products import listed
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import upper_bound
 
-_ALIGNED = 16  # bytes that rows are multiples of, for tensor copies
 _LEAST_WORK = 1 << 18  # multiply-adds that are worth a line
 
 
-def native_shapes(graph: Graph, exact: bool) -> Graph:
-    """The graph with advice; `exact`: products in float32 are not rounded to tf32."""
+def native_shapes(graph: Graph, exact: bool, row_bytes: int) -> Graph:
+    """The graph with advice; `exact`: products in float32 are not rounded to tf32; `row_bytes`: rows begin at multiples
+    of so many, for tensor copies."""
     wide: list[str] = []
 
     def look(node: Node, rewriter: GraphRewriter) -> Value | None:
@@ -29,7 +29,7 @@ def native_shapes(graph: Graph, exact: bool) -> Graph:
         if x.dtype == float32 and exact:
             wide.append(f"%{node.output.name}")
         elif node.op == "matmul" and x.dtype.bits in (8, 16):
-            text = _unaligned(node, x)
+            text = _unaligned(node, x, row_bytes)
             if text:
                 rewriter.advise(text)
         return None
@@ -57,17 +57,17 @@ def _work(node: Node) -> int:
     return outputs * upper_bound(w.shape[-1] if node.attributes["transpose_b"] else w.shape[-2])
 
 
-def _unaligned(node: Node, x: Value) -> str:
-    """What to say of a product whose rows do not begin at multiples of 16 bytes; nothing where they do."""
+def _unaligned(node: Node, x: Value, row_bytes: int) -> str:
+    """What to say of a product whose rows do not begin at multiples of `row_bytes`; nothing where they do."""
     depth, columns = x.shape[-1], node.output.shape[-1]
     if not isinstance(depth, int) or not isinstance(columns, int):
         return ""
-    step = _ALIGNED // x.dtype.itemsize
+    step = row_bytes // x.dtype.itemsize
     along = (depth,) if node.attributes["transpose_b"] else (depth, columns)
     if not any(extent % step for extent in along):
         return ""
     nearest = [-(-extent // step) * step for extent in (depth, columns)]
     return (
         f"matmul %{node.output.name} of depth {depth} and {columns} columns in {x.dtype}: its rows are not copied in "
-        f"vectors of {_ALIGNED} bytes; {nearest[0]} and {nearest[1]} are the nearest native sizes"
+        f"vectors of {row_bytes} bytes; {nearest[0]} and {nearest[1]} are the nearest native sizes"
     )

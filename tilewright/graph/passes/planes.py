@@ -23,18 +23,16 @@ from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import lift, product, simplify, upper_bound
 
-FEW_COLUMNS = 8  # output channels of one of several groups that one program has all of
-MOST_TAPS = 128  # of a window that are written one after the other
-MOST_SHARED = 64  # taps of channels-last windows that a thread has parts of in registers
-_SHARED = 16  # from which on that pays
+_SHARED = 16  # taps of channels-last windows from which on it pays that a thread has parts of them in registers
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
 _POOLS = ("max_pool", "average_pool")
 
 
-def convolutions_of_planes(graph: Graph, exact: bool = True) -> Graph:
+def convolutions_of_planes(graph: Graph, exact: bool, columns: int, taps: int, shared_taps: int) -> Graph:
     """The graph with convolutions that stay channels-first; the same graph when it has none. `exact`: those of float32
-    have no tensor cores."""
-    if all(_is_of_few_channels(node) for node in graph.nodes if node.op == "conv"):
+    have no tensor cores; `columns`, `taps` and `shared_taps`: what kernels have all of (`KernelFacts`)."""
+    few = partial(_is_of_few_channels, columns=columns, most_taps=taps, shared_taps=shared_taps)
+    if all(few(node) for node in graph.nodes if node.op == "conv"):
         return apply_rules(graph, {"conv": [_planes]})
     if not exact:
         return graph
@@ -49,15 +47,15 @@ def _convolution(node: Node, rewriter: GraphRewriter, network: bool) -> Value | 
     return None if x.dtype != float32 or network and x.rank == 4 else _planes(node, rewriter)
 
 
-def _is_of_few_channels(node: Node) -> bool:
+def _is_of_few_channels(node: Node, columns: int, most_taps: int, shared_taps: int) -> bool:
     """Whether each of a convolution's groups has few output channels, for which it has kernels of any floats."""
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     groups, taps = node.attributes["groups"], product(w.shape[2:])
     if groups == 1 or x.dtype not in (float32, float16, bfloat16) or not isinstance(taps, int):
         return False
-    shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and _SHARED < taps <= MOST_SHARED
-    return not shares and taps <= MOST_TAPS and isinstance(w.shape[0], int) and w.shape[0] <= groups * FEW_COLUMNS
+    shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and _SHARED < taps <= shared_taps
+    return not shares and taps <= most_taps and isinstance(w.shape[0], int) and w.shape[0] <= groups * columns
 
 
 def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:

@@ -16,27 +16,30 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
-_ALIGNED = 16  # bytes that rows in memory are multiples of
-# Columns of one tile: 58569 x 21 x 271 of 16 bits took 47 us to turn its left operand and 28 to multiply (H200,
-# 2026-11-29).
-_ONE_TILE = 128
+
+def transposed_products(graph: Graph, types: frozenset[DType], row_bytes: int, columns: int) -> Graph:
+    """The graph with such products of operands of `types`; the same graph when there are none.
+
+    Rows are copied as tiles if they begin at multiples of `row_bytes`; others are read where a result has no more than
+    the `columns` of one tile, so that they are read once: 58569 x 21 x 271 of 16 bits took 47 us to turn its left
+    operand and 28 to multiply (H200, 2026-11-29).
+    """
+    return apply_rules(graph, {"matmul": [partial(_transposed, types, row_bytes, columns)]})
 
 
-def transposed_products(graph: Graph, types: frozenset[DType]) -> Graph:
-    """The graph with such products of operands of `types`; the same graph when there are none."""
-    return apply_rules(graph, {"matmul": [partial(_transposed, types)]})
-
-
-def _transposed(types: frozenset[DType], node: Node, rewriter: GraphRewriter) -> Value | None:
-    source = read_in_place(node, rewriter)
+def _transposed(
+    types: frozenset[DType], row_bytes: int, columns: int, node: Node, rewriter: GraphRewriter
+) -> Value | None:
+    source = read_in_place(node, rewriter, row_bytes, columns)
     if source is None or source.dtype not in types:
         return None
     rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, as it lies")
     return rewriter.op("matmul", [source, node.inputs[1]], **{**node.attributes, "transpose_a": True})
 
 
-def read_in_place(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """The matrix whose transpose is the left operand of a product, if kernels shall read it as it lies."""
+def read_in_place(node: Node, rewriter: GraphRewriter, row_bytes: int, most: int) -> Value | None:
+    """The matrix whose transpose is the left operand of a product, if kernels shall read it as it lies; odd rows only
+    for up to `most` columns."""
     left, right = node.inputs
     permute = rewriter.producer(left, "permute")
     if permute is None or left is None or right is None or node.attributes["transpose_a"]:
@@ -49,10 +52,10 @@ def read_in_place(node: Node, rewriter: GraphRewriter) -> Value | None:
     together = left.shape[:-2] == right.shape[:-2]  # batches of their own, or none
     if not (known and together and right.dtype == left.dtype) or rewriter.uses(left) > 1:
         return None
-    return source if has_whole_rows(source) or upper_bound(columns) <= _ONE_TILE else None
+    return source if has_whole_rows(source, row_bytes) or upper_bound(columns) <= most else None
 
 
-def has_whole_rows(matrix: Value) -> bool:
-    """Whether the rows of a matrix begin at multiples of 16 bytes."""
+def has_whole_rows(matrix: Value, row_bytes: int) -> bool:
+    """Whether the rows of a matrix begin at multiples of so many bytes."""
     row = matrix.shape[-1]
-    return isinstance(row, int) and row * matrix.dtype.itemsize % _ALIGNED == 0
+    return isinstance(row, int) and row * matrix.dtype.itemsize % row_bytes == 0

@@ -14,34 +14,33 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
-WIDEST_HEAD = 4096  # bytes of a head of which 16 rows of keys and values fit the shared memory of GPUs
-_WIDEST_IN_REGISTERS = 128  # numbers of a head of which a kernel keeps all in registers
 _MOST_SCORE_BYTES = 1 << 30  # bytes of scores that are written down although a kernel has room for the heads,
 _TIMES_OPERANDS = 8  # and so many times those of the operands and the result
 
 
-def separate_wide_heads(graph: Graph, widest: int) -> Graph:
+def separate_wide_heads(graph: Graph, widest: int, in_registers: int) -> Graph:
     """The graph with attention of wide heads separated; the same graph when there is none.
 
-    `widest`: bytes of the widest head for which there is a kernel.  Wider ones are separated in any case, narrower ones
-    where numbers have 32 bits and more and the scores take little memory.  Floats of 16 bits are multiplied as float32,
-    so that scores are not rounded. Remarks name what was separated, and the bytes of its scores.
+    `widest`: bytes of the widest head for which there is a kernel.  Wider ones are separated in any case; narrower ones
+    of more numbers than a kernel has `in_registers` where these have 32 bits and more and the scores take little
+    memory.  Floats of 16 bits are multiplied as float32, so that scores are not rounded. Remarks name what was
+    separated, and the bytes of its scores.
     """
 
     def separated(node: Node, rewriter: GraphRewriter) -> Value | None:
-        return _separated(node, rewriter, widest)
+        return _separated(node, rewriter, widest, in_registers)
 
     return apply_rules(graph, {"attention": [separated]})
 
 
-def _separated(node: Node, rewriter: GraphRewriter, widest: int) -> Value | None:
+def _separated(node: Node, rewriter: GraphRewriter, widest: int, in_registers: int) -> Value | None:
     query, key, values, bias = (*node.inputs, None)[:4]
     assert query is not None and key is not None and values is not None
     (batch, heads, rows, size), (groups, keys) = query.shape, key.shape[1:3]
     dtype = query.dtype if query.dtype.itemsize >= 4 else float32
     most = max(upper_bound(size), upper_bound(values.shape[3]))
     scores_bytes = upper_bound(product([batch, heads, rows, keys])) * dtype.itemsize
-    if most * query.dtype.itemsize <= widest and not (most > _WIDEST_IN_REGISTERS and _is_cheap(node, scores_bytes)):
+    if most * query.dtype.itemsize <= widest and not (most > in_registers and _is_cheap(node, scores_bytes)):
         return None
     # Heads that share keys are rows of one product.
     together = simplify(lift(product([heads, rows])) // groups)

@@ -85,8 +85,8 @@ def _ragged_bags(
     bag = call.op("subtract", call.op("reduce_sum", call.cast(begun, int64), axes=(1,)), 1)
     if weights is not None:
         rows = call.op("multiply", rows, call.reshape(call.cast(weights, wide), (count, 1)))
-    held = call.full((count,), 1.0, wide) if counted is None else call.cast(counted, wide)
-    members = call.op("scatter_reduce", call.full((bags,), 0.0, wide), bag, held, axis=0, reduction="add")
+    addends = call.full((count,), 1.0, wide) if counted is None else call.cast(counted, wide)
+    members = call.op("scatter_reduce", call.full((bags,), 0.0, wide), bag, addends, axis=0, reduction="add")
     members = call.unsqueeze(members, 1)
     least = float("-inf") if mode == 2 else 0.0
     if counted is not None:

@@ -337,10 +337,10 @@ def _frames(call: TorchCall, x: Value, strides: Sequence[Size], stride: Sequence
     """
     order = sorted(range(len(stride)), key=lambda axis: -upper_bound(stride[axis]))
     seen = [(call.shape[axis], stride[axis]) for axis in order]
-    held = list(zip(x.shape, strides, strict=True))
+    dimensions = list(zip(x.shape, strides, strict=True))
     for last in range(min(x.rank, len(seen) - 1)):  # dimensions after the pieces
         first, middle = len(seen) - 2 - last, x.rank - last
-        if first < middle and _agree(seen[:first] + seen[first + 2 :], held[:first] + held[middle:]):
+        if first < middle and _agree(seen[:first] + seen[first + 2 :], dimensions[:first] + dimensions[middle:]):
             line, place = product(x.shape[first:middle]), product(x.shape[middle:])
             step = _step(line, place, *seen[first : first + 2])
             if step is not None:
@@ -356,11 +356,11 @@ def _pieces(call: TorchCall, x: Value, axis: int, order: Sequence[int], step: in
     return call.permute(pieces, [order.index(each) for each in range(len(order))])
 
 
-def _agree(seen: Sequence[tuple[Size, Size]], held: Sequence[tuple[Size, Size]]) -> bool:
+def _agree(seen: Sequence[tuple[Size, Size]], dimensions: Sequence[tuple[Size, Size]]) -> bool:
     """Whether dimensions, each a size and a stride, are the same."""
     return all(
         one[0] == other[0] and (one[0] == 1 or simplify(lift(one[1]) - other[1]) == 0)
-        for one, other in zip(seen, held, strict=True)
+        for one, other in zip(seen, dimensions, strict=True)
     )
 
 

@@ -20,10 +20,12 @@ import tilewright
 import tilewright.language as tl
 from tilewright.library.attention.scores import (
     LOG2_E,
+    binary_power,
     capped,
     hide_unseen,
     load_bias,
-    power,
+    natural_power,
+    online_softmax,
     seen_keys,
     seen_range,
 )
@@ -61,6 +63,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     query_exists = query[:, None] < queries if MASK_S else None
     q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query_exists)
     NATURAL: tl.constexpr = BIAS > 0 or SOFTCAP > 0
+    POWER: tl.constexpr = natural_power if NATURAL else binary_power
     q_transposed = tl.trans((q_block.to(TYPE) * (scale if NATURAL else scale * LOG2_E)).to(k.dtype.element_ty))
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
@@ -76,12 +79,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         if BIAS > 0:
             scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE)
         scores = hide_unseen(scores, query, key, offset, keys, CAUSAL, WINDOW, MASK_T)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
-        # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = power(maximum - reference, NATURAL)
-        weights = power(scores - reference[None, :], NATURAL)
-        total = total * correction + tl.sum(weights, 0)
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, POWER)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists, other=absent)
         acc = acc * correction[None, :]
         acc = tl.dot(tl.trans(v_block), weights.to(v.dtype.element_ty), acc, input_precision="ieee")
@@ -128,12 +126,7 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
         if BIAS > 0:
             scores += tl.load(bias + key_row * bias_key, mask=seen, other=0.0).to(TYPE)
         scores = tl.where(seen, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
-        # With no visible key so far the maximum is -inf; subtracting it from itself would give NaN.
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp(maximum - reference)
-        weights = tl.exp(scores - reference)
-        total = total * correction + tl.sum(weights, 0)
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, tl.exp)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=seen[:, None], other=0.0)
         acc = acc * correction + tl.sum(weights[:, None] * v_block.to(TYPE), 0)
         maximum = new_maximum

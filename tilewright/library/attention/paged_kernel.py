@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.attention.scores import LOG2_E
+from tilewright.library.attention.scores import LOG2_E, online_softmax
 
 TILED_HEADS = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
 
@@ -67,15 +67,10 @@ def attend_block(q, keys, values, table, out, scale, begin, count, context, page
         if WINDOW > 0:
             seen = seen & (key[:, None] > position[None, :] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
-        # A row with no visible key so far keeps -inf; subtracting it from itself would give NaN.
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp2(maximum - reference)
-        weights = tl.exp2(scores - reference[None, :])
-        total = total * correction + tl.sum(weights, 0)
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, tl.exp2)
         # Slots behind the last token hold what another sequence left there, or nothing yet: maybe NaN.
-        held = (key < context)[:, None]
-        v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :], mask=held,
+        written = (key < context)[:, None]
+        v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :], mask=written,
                           other=0.0)  # fmt: skip
         acc = acc * correction[None, :]
         acc = tl.dot(tl.trans(v_block), weights.to(values.dtype.element_ty), acc, input_precision="ieee")
@@ -111,11 +106,7 @@ def attend_token(q, keys, values, table, out, scale, context, pages, slot, value
         k_block = tl.load(keys + row[:, None] * slot + dim[None, :], mask=seen[:, None], other=0.0)
         scores = bounded_scores(tl.sum(k_block.to(TYPE) * vector[None, :], 1), scale, SOFTCAP)
         scores = tl.where(seen, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp2(maximum - reference)
-        weights = tl.exp2(scores - reference)
-        total = total * correction + tl.sum(weights, 0)
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, tl.exp2)
         v_block = tl.load(values + row[:, None] * value_slot + value_dim[None, :], mask=seen[:, None], other=0.0)
         acc = acc * correction + tl.sum(weights[:, None] * v_block.to(TYPE), 0)
         maximum = new_maximum

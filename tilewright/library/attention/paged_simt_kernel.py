@@ -14,6 +14,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.attention.paged_kernel import bounded_scores
+from tilewright.library.attention.scores import online_softmax
 
 
 @tilewright.jit
@@ -76,12 +77,7 @@ def attend_keys(q_block, keys, values, table, position, first, limit, pages, sca
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        # A row with no visible key so far keeps -inf; subtracting it from itself would give NaN.
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp2(maximum - reference)
-        weights = tl.exp2(scores - reference[:, None])
-        total = total * correction + tl.sum(weights, 1)
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 1, tl.exp2)
         acc = tl.dot(weights.to(values.dtype.element_ty), v_block, acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum
     return acc, maximum, total

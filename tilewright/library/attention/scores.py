@@ -64,12 +64,34 @@ def hide_unseen(scores, query, key, offset, keys, CAUSAL: tl.constexpr, WINDOW: 
 
 
 @tilewright.jit
-def power(scores, NATURAL: tl.constexpr):
-    """e to the scores, which are in units of log 2 where they are not `NATURAL`.
+def online_softmax(scores, maximum, total, AXIS: tl.constexpr, POWER: tl.constexpr):
+    """A step of softmax over blocks of keys, which lie along `AXIS` of the scores; `POWER` is of their base.
 
-    With a bias they are: the least float32, which often hides keys, would become minus infinity, and rows that see no
-    key zeros instead of the mean of all values.  Denormal powers, as masks of -100 leave, are zeros: beside a sum of at
-    least 1 they are nothing, and each product with one takes many CPUs a hundred times as long.
+    The maxima and sums of all blocks so far, what earlier sums are multiplied by, and the weights of this block.
     """
-    exponents = scores * LOG2_E if NATURAL else scores
-    return tl.where(exponents < LEAST_EXPONENT, 0.0, tl.exp2(exponents))
+    new_maximum = tl.maximum(maximum, tl.max(scores, AXIS))
+    # A query with no visible key so far keeps -inf; subtracting it from itself would give NaN.
+    reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    correction = POWER(maximum - reference)
+    weights = POWER(scores - (tl.expand_dims(reference, AXIS) if len(scores.shape) > 1 else reference))
+    return new_maximum, total * correction + tl.sum(weights, AXIS), correction, weights
+
+
+@tilewright.jit
+def natural_power(scores):
+    """e to the scores.
+
+    Of the least float32, which often hides keys, it is a number: in units of log 2 it would become minus infinity, and
+    rows that see no key zeros instead of the mean of all values.
+    """
+    return binary_power(scores * LOG2_E)
+
+
+@tilewright.jit
+def binary_power(scores):
+    """2 to the scores.
+
+    Denormal powers, as masks of -100 leave, are zeros: added to a sum of at least 1 they are nothing, and each product
+    with one takes many CPUs a hundred times as long.
+    """
+    return tl.where(scores < LEAST_EXPONENT, 0.0, tl.exp2(scores))

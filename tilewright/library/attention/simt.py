@@ -9,7 +9,6 @@ from typing import Any
 
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.passes.wide_heads import WIDEST_HEAD
 from tilewright.library.attention.hopper.candidates import hopper_candidates
 from tilewright.library.attention.hopper.choice import BLOCK_CLOCKS
 from tilewright.library.attention.hopper.decoding import decoding_candidates
@@ -39,7 +38,7 @@ def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]
     """The candidates of an attention group; raises as `strided_candidate`."""
     blocks = block_attention(group, graph, target)
     group, copies = with_strided_operands(group, graph, target, quantizes=True)
-    plain = strided_candidate(group, target, partial(_calls, group, graph))
+    plain = strided_candidate(group, target, partial(_calls, group, graph, target.kernels.widest_head))
     (call,) = plain.stages[0].calls
     cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
     strided = [
@@ -70,7 +69,7 @@ def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
 
 
 def _calls(
-    group: Group, graph: Graph, q: Value, operands: dict[str, Operand], types: dict[str, str],
+    group: Group, graph: Graph, widest: int, q: Value, operands: dict[str, Operand], types: dict[str, str],
     constants: dict[str, Any], keys: Size,
 ) -> list[KernelCall]:  # fmt: skip
     """One launch: blocks of queries as large as there can be, up to 64 (32 in float32, whose products are slow; 16 of
@@ -83,8 +82,8 @@ def _calls(
     wide = q.dtype.itemsize > 2
     head, value_head = (max(SMALLEST, next_power_of_2(constants[name])) for name in ("HEAD", "VALUE_HEAD"))
     row_bytes = max(head, value_head) * q.dtype.itemsize
-    if row_bytes > WIDEST_HEAD:
-        raise NotImplementedError(f"heads of {row_bytes} bytes do not fit shared memory; up to {WIDEST_HEAD} do")
+    if row_bytes > widest:
+        raise NotImplementedError(f"heads of {row_bytes} bytes do not fit shared memory; up to {widest} do")
     most = SMALLEST if max(head, value_head) >= _WIDEST_OF_WARPS else 32 if wide or row_bytes > 256 else 64
     block = min(most, max(SMALLEST, next_power_of_2(int(min(upper_bound(queries), most)))))
     key_block = min(most, max(SMALLEST, next_power_of_2(keys))) if isinstance(keys, int) else most

@@ -26,7 +26,6 @@ from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
 _SMALLEST = 16  # rows, columns and depth of an instruction
-_LARGEST_HEAD = 128
 _BIASES_AT_ONCE = 8  # elements that a thread loads of a line of biases
 _RESIDENT = 5  # CTAs on a multiprocessor
 _CLOCKS = 5000.0  # from the first load of a CTA to its last store
@@ -39,8 +38,10 @@ def block_attention(group: Group, graph: Graph, target: Target) -> list[Candidat
     q, k, v = anchor.inputs[:3]
     assert q is not None and k is not None and v is not None
     head, value_head = q.shape[3], v.shape[3]
-    known = isinstance(head, int) and isinstance(value_head, int) and max(head, value_head) <= _LARGEST_HEAD
-    if not is_block_attention(anchor) or not known:
+    known = (
+        isinstance(head, int) and isinstance(value_head, int) and max(head, value_head) <= target.kernels.register_head
+    )
+    if not is_block_attention(anchor, target.kernels) or not known:
         return []
     extra = ExtraReferences()
     tracer = ExpressionTracer(group.prologue, graph.constants)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.attention.scores import capped, seen_keys, seen_range
+from tilewright.library.attention.scores import capped, online_softmax, seen_keys, seen_range
 from tilewright.library.epilogue import identity
 
 
@@ -81,12 +81,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         if BIAS > 0:
             scores += load_bias(bias, query_row, key, query_exists, seen, bias_row, bias_key, BIAS).to(TYPE)
         scores = seen_scores(scores, seen, query, key, offset, CAUSAL, WINDOW)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        # A query with no visible key so far keeps -inf; subtracting it from itself would give NaN.
-        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = tl.exp(maximum - reference)
-        weights = tl.exp(scores - reference[:, None])
-        total = total * correction + tl.sum(weights, 1)
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 1, tl.exp)
         v_block = tl.load(v + key_row * v_row + value_dim, mask=key_exists & (value_dim < VALUE_HEAD), other=0.0)
         acc = tl.dot(weights.to(v.dtype.element_ty), v_block, acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum

@@ -15,7 +15,7 @@ from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int8, uint8
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.language.function import SourceFunction
-from tilewright.library.epilogue import Epilogue
+from tilewright.library.epilogue import Epilogue, EpilogueCost
 from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.slots import Slots, chain_slots
@@ -74,6 +74,6 @@ def attention_slots(group: Group, graph: Graph, extra: ExtraReferences) -> Slots
         return Slots(stored, extra)
     inverse = quantized_by(group, graph)
     if inverse is not None:  # one kernel for all scales
-        return Slots(stored, extra, Epilogue(quantizing(stored.dtype, extra.number(inverse))))
+        return Slots(stored, extra, Epilogue(quantizing(stored.dtype, extra.number(inverse)), EpilogueCost()))
     chain = Chain(tuple(group.epilogue), group.anchor.output, stored, graph.constants, moved=True)
     return chain_slots(chain, extra).rounded()

@@ -137,9 +137,11 @@ def filters_of(logits, scores, is_changed, columns, greatest, factor, portion, c
         mass = above_mass + room.to(tl.float32) * power_of(bound, greatest, factor)
     if portion < 1.0:
         wanted = portion * mass
-        least, _above, held = bound_of(logits, scores, is_changed, columns, greatest, factor, bound, 0, wanted, BLOCK)
+        least, _above, reached = bound_of(
+            logits, scores, is_changed, columns, greatest, factor, bound, 0, wanted, BLOCK
+        )
         power = tl.maximum(power_of(least, greatest, factor), 1e-37)
-        more = tl.minimum(tl.ceil((wanted - held) / power), 1e9).to(tl.int32)
+        more = tl.minimum(tl.ceil((wanted - reached) / power), 1e9).to(tl.int32)
         room = tl.where(least == bound, tl.minimum(room, more), more)
         bound = least
     return bound, tl.maximum(room, 1)

@@ -158,7 +158,8 @@ def _written(
     parameters = ["acc", "row", "column", "mask", "extra", *(["residual"] if residual is not None else [])]
     source = source_text(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
     activations = sum(writer.work[op] for op in OF_HALF)
-    cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations)
+    bare = text == "acc" and not (lines or writer.lines)
+    cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations, bare=bare)
     return Epilogue(function_from_source(name, source, value.dtype if rounded else None), cost)
 
 
@@ -200,7 +201,7 @@ class GateChain:
 
     def joined(self, epilogue: Epilogue, rounded: DType | None = None) -> Epilogue:
         """The epilogue of the columns that a gate yields, whose activations suit results of the type `rounded`."""
-        cost = replace(epilogue.cost, activations=epilogue.cost.activations + 1, gated=True)
+        cost = replace(epilogue.cost, activations=epilogue.cost.activations + 1, gated=True, bare=False)
         return replace(epilogue, gate=self._function(rounded), cost=cost)
 
     def _function(self, rounded: DType | None) -> JITFunction:

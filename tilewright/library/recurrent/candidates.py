@@ -243,10 +243,12 @@ def _cost(
     assert anchor is not None and anchor.inputs[1] is not None
     weight = anchor.inputs[1]
     size = product(weight.shape[1:])
-    held = expected(size) * weight.dtype.itemsize
-    near = held <= max(1, sharers) * machine.l2_bytes
+    weight_bytes = expected(size) * weight.dtype.itemsize
+    near = weight_bytes <= max(1, sharers) * machine.l2_bytes
     bandwidth = machine.l2_bandwidth if near else streaming * machine.memory
     moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + lift(passes) * size * weight.dtype.itemsize)
     cost = estimate(machine, 0, flops, programs, weight.dtype, efficiency)
     used = balance(max(1, expected(programs)), machine.processors)
-    return Cost(moved, flops, max(cost.seconds, expected(passes) * held / bandwidth / machine.processors / used))
+    return Cost(
+        moved, flops, max(cost.seconds, expected(passes) * weight_bytes / bandwidth / machine.processors / used)
+    )

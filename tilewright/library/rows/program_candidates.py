@@ -52,7 +52,7 @@ def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> C
     }
     found = []
     stored: list[Value] = []
-    for other in fuse(part).groups:
+    for other in fuse(part, replace(target.kernels, row_programs=False)).groups:
         found.append(min(candidates(other, part, target), key=lambda candidate: candidate.cost.seconds))
         stored += other.outputs
     moved: Size = 0

@@ -44,9 +44,11 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     whole, long = walk_of(single, NARROWEST_LINE), walk_of(joined, NARROWEST_LINE)
     configs = [(single, whole, config) for config in _whole_configs(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)
-    held = bool(configs)
+    in_registers = bool(configs)
     configs += [
-        (joined, long, config) for config in _long_configs(joined, long, target, held) if config.parts == 1 or safe
+        (joined, long, config)
+        for config in _long_configs(joined, long, target, in_registers)
+        if config.parts == 1 or safe
     ]
     divided = 0
     for program, loops, config in configs:
@@ -99,9 +101,9 @@ def _strip(lanes: int, most: int) -> int:
     return min(widths, key=lambda width: ceil(lanes / width) * (width + _STRIP_BEGIN))
 
 
-def _long_configs(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[ProgramConfig]:
-    """The configs in which CTAs walk what is reduced: each all of it, unless registers hold that (`held`), or several
-    a part each."""
+def _long_configs(program: RowProgram, walk: Walk, target: Target, in_registers: bool) -> list[ProgramConfig]:
+    """The configs in which CTAs walk what is reduced: each all of it, unless registers hold that (`in_registers`), or
+    several a part each."""
     columns, lanes = expected(walk.column_count), expected(walk.lane_count)
     if walk.along:
         block = min(CHUNK_ELEMENTS, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
@@ -120,7 +122,7 @@ def _long_configs(program: RowProgram, walk: Walk, target: Target, held: bool) -
         if any(item.is_full for item in program.stored):  # each CTA puts all parts together before it stores its own
             numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
             most = min(most, max(MOST_PIECES, isqrt(columns // (8 * numbers))))
-    found = [] if held else [config]
+    found = [] if in_registers else [config]
     wanted = CTAS * target.machine().processors // max(1, programs)
     counts = [min(MOST_ROW_PARTS, most, wanted * count) for count in (1, MANY_CTAS // CTAS)]
     if isinstance(walk.column_count, int):

@@ -48,14 +48,14 @@ def holders(digit, BITS: tl.constexpr):
     """By chunk and digit, the elements of the chunk that have it; by element, those of its chunk with its digit."""
     lane = tl.arange(0, CHUNK)[None, :]
     value = tl.arange(0, 1 << BITS)[None, :]
-    held = tl.full((digit.shape[0], 1 << BITS), -1, tl.int32).to(tl.uint32)
+    members = tl.full((digit.shape[0], 1 << BITS), -1, tl.int32).to(tl.uint32)
     same = tl.full(digit.shape, -1, tl.int32).to(tl.uint32)
     for bit in tl.static_range(BITS):
         one = (digit >> bit) & 1
         lanes = tl.sum((one << lane).to(tl.uint32), 1)[:, None]
         same &= lanes ^ (one - 1).to(tl.uint32)
-        held &= lanes ^ (((value >> bit) & 1) - 1).to(tl.uint32)
-    return held, same
+        members &= lanes ^ (((value >> bit) & 1) - 1).to(tl.uint32)
+    return members, same
 
 
 @tilewright.jit
@@ -74,9 +74,9 @@ def count_digits(source, counts, columns, tiles, CHUNKS: tl.constexpr, BITS: tl.
     column = tile_positions(tile, CHUNKS)
     mask = column < columns
     element = loaded(source, row, column, columns, mask, FIRST, KEY, SIGN, FLOAT, DESCENDING)
-    held, _ = holders(digits_of(element, mask, SHIFT, BITS, FIRST), BITS)
+    members, _ = holders(digits_of(element, mask, SHIFT, BITS, FIRST), BITS)
     value = tl.arange(0, 1 << BITS)
-    tl.store(counts + ((row << BITS) + value) * tiles + tile, tl.sum(popc(held), 0))
+    tl.store(counts + ((row << BITS) + value) * tiles + tile, tl.sum(popc(members), 0))
 
 
 @tilewright.jit
@@ -96,12 +96,12 @@ def scan_digits(counts, totals, tiles, BLOCK: tl.constexpr):
 @tilewright.jit
 def places(digit, counts, totals, row, tile, tiles, BITS: tl.constexpr):
     """Where elements stand in their row in the order of a digit."""
-    held, same = holders(digit, BITS)
+    members, same = holders(digit, BITS)
     value = tl.arange(0, 1 << BITS)
     total = tl.load(totals + (row << BITS) + value)
     start = tl.load(counts + ((row << BITS) + value) * tiles + tile) + tl.cumsum(total, 0) - total
-    held = popc(held)
-    before = tl.gather(tl.cumsum(held, 0) - held + start[None, :], digit, 1)
+    members = popc(members)
+    before = tl.gather(tl.cumsum(members, 0) - members + start[None, :], digit, 1)
     lower = (1 << tl.arange(0, CHUNK)) - 1
     return before + popc(same & lower[None, :].to(tl.uint32))
 

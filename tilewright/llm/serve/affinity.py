@@ -62,9 +62,9 @@ class Affinity:
         """
         fewest = min(loads.values())
         free = [name for name, load in loads.items() if load <= 2 * fewest + _SLACK]
-        held = self._held(digests, free)
-        most = max(held.values())
-        among = [name for name in free if held[name] == most]
+        depths = self._depths(digests, free)
+        most = max(depths.values())
+        among = [name for name in free if depths[name] == most]
         if not most:
             among = self._random.sample(among, min(2, len(among)))
         return min(among, key=lambda name: (loads[name], name))
@@ -84,14 +84,14 @@ class Affinity:
             if not holders:
                 del self._holders[digest]
 
-    def _held(self, digests: Sequence[bytes], names: Sequence[str]) -> dict[str, int]:
+    def _depths(self, digests: Sequence[bytes], names: Sequence[str]) -> dict[str, int]:
         """How many blocks of a prompt each replica holds."""
-        held = dict.fromkeys(names, 0)
+        depths = dict.fromkeys(names, 0)
         for count, digest in enumerate(digests, 1):
             holders = self._holders.get(digest, ())
-            going_on = [name for name in names if held[name] == count - 1 and name in holders]
+            going_on = [name for name in names if depths[name] == count - 1 and name in holders]
             if not going_on:
                 break
             for name in going_on:
-                held[name] = count
-        return held
+                depths[name] = count
+        return depths

@@ -18,7 +18,7 @@ class Gate:
 
     def __init__(self, keys: Sequence[str], bounds: Bounds, most_held: int = _MOST_HELD) -> None:
         self._keys, self._bounds, self._most_held = Keys(keys), bounds, most_held
-        self.held = 0  # bytes of bodies
+        self.body_bytes = 0  # bytes of bodies
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raises `Refused` for a request without a key, where its route needs one."""
@@ -41,13 +41,13 @@ class Gate:
                 raise Refused(408, "the body did not come in time") from error
             yield bytes(body)
         finally:
-            self.held -= len(body)
+            self.body_bytes -= len(body)
 
     def _take(self, had: int, more: int) -> None:
         """Make room for more bytes of a body of which there are some."""
         if had + more > self._bounds.body:
             raise Refused(413, f"the body has more than {self._bounds.body} bytes")
-        if self.held + more > self._most_held:
+        if self.body_bytes + more > self._most_held:
             raise Refused(503, "too many bodies are read at once; try again later", code="overloaded",
                           headers=[(b"retry-after", b"1")])  # fmt: skip
-        self.held += more
+        self.body_bytes += more

@@ -106,9 +106,9 @@ class ProductStep:
         return int(found)
 
     def _describe(self, description: int, name: str, value: int, kind: type[np.generic]) -> None:
-        held = np.array([value], kind)
+        buffer = np.array([value], kind)
         attribute = int(self._library.MatmulDescAttribute[name])
-        self._library.matmul_desc_set_attribute(description, attribute, held.ctypes.data, held.nbytes)
+        self._library.matmul_desc_set_attribute(description, attribute, buffer.ctypes.data, buffer.nbytes)
 
     def _matrix(self, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool]:
         """A tensor [batch, rows, columns] as a matrix of columns, and whether the product must turn it."""

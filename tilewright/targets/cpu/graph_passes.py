@@ -28,5 +28,5 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
             TargetPass(join_text_lookups),  # each that the host need not do joins a part
             TargetPass(lighten_loops),  # before what is taken out of a body is put into a part
         ),
-        row_programs=True,
+        kernels=target.kernels,
     )

@@ -12,6 +12,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import TargetError
 from tilewright.forks import cached_property
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.settings import settings
 from tilewright.targets.machine import Machine, cpu_machine
@@ -57,6 +58,7 @@ class CPUTarget:
     largest_grid = (2**31 - 1,) * 3
     warp_threads = 1
     tf32 = False  # float32 multiplies as float32
+    kernels = KernelFacts(row_programs=True, row_elements=16384, channels=16, block_queries=64, block_keys=128)
 
     @classmethod
     def host(cls) -> CPUTarget:

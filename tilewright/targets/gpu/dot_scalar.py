@@ -136,8 +136,8 @@ class _ScalarDot:
     def steps(self, length: int, sums: Sequence[LLVMValue] | None) -> Sequence[LLVMValue]:
         """Steps along the depth, as many as operands are defined for; None for sums that have no terms yet."""
         lowering = self.lowering
-        places = list(self.held(self.operation.result))
-        of_a, of_b = self.held(self.a), self.held(self.b)
+        places = list(self.places_of(self.operation.result))
+        of_a, of_b = self.places_of(self.a), self.places_of(self.b)
         left, right = lowering.registers(self.a), lowering.registers(self.b)
         rows: dict[Place, LLVMValue] = {}
         columns: dict[Place, LLVMValue] = {}
@@ -187,7 +187,7 @@ class _ScalarDot:
             return _pairs(rows, columns, length)
         return _serpentine(rows, columns, length) if self.deep < 2 else _by_rows(rows, columns, length)
 
-    def held(self, value: SSAValue) -> dict[Place, int]:
+    def places_of(self, value: SSAValue) -> dict[Place, int]:
         """Positions of registers by the coordinates of their element in thread 0."""
         layout = self.lowering.layout(value)
         found: dict[Place, int] = {}

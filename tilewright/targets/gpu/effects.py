@@ -23,15 +23,15 @@ def _barrier(lowering: KernelLowering, operation: Operation) -> None:
 def _assert(lowering: KernelLowering, operation: Operation) -> None:
     """Every thread looks at its elements; one of those that failed ends the kernel."""
     (condition,), builder = operation.operands, lowering.builder
-    held: LLVMValue | None = None
+    all_good: LLVMValue | None = None
     for place, register in enumerate(lowering.registers(condition)):
         outside = _outside(lowering, condition, place)
         good = register if outside is None else builder.binary("or", register, outside)
-        held = good if held is None else builder.binary("and", held, good)
-    assert held is not None
+        all_good = good if all_good is None else builder.binary("and", all_good, good)
+    assert all_good is not None
     failed = builder.new_block("assert.failed")
     passed = builder.new_block("assert.passed")
-    builder.branch_if(held, passed, failed, weights=(1000, 1))
+    builder.branch_if(all_good, passed, failed, weights=(1000, 1))
     builder.start(failed)
     where = operation.location
     texts = [

@@ -160,8 +160,8 @@ def repeated(lowering: KernelLowering, value: SSAValue, registers: dict[int, LLV
     if value.type.is_scalar:
         return [registers[0]]
     layout, numbers = lowering.layout(value), lowering.numbers(value)
-    held = {layout.element(register=numbers[position]): register for position, register in registers.items()}
-    return [held[layout.element(register=number)] for number in numbers]
+    register_of = {layout.element(register=numbers[position]): register for position, register in registers.items()}
+    return [register_of[layout.element(register=number)] for number in numbers]
 
 
 def as_memory(lowering: KernelLowering, register: LLVMValue, value: SSAValue) -> LLVMValue:

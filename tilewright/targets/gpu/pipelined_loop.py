@@ -246,14 +246,14 @@ class PipelinedLoop(ABC):
         kind = register_type(result.type.element)
         numbers = lowering.numbers(result)
         position = {number: group for group, members in enumerate(groups) for number in members}
-        held: dict[int, dict[int, LLVMValue]] = {}
+        loaded: dict[int, dict[int, LLVMValue]] = {}
 
         def register(place: int) -> LLVMValue:
             group = position[numbers[place]]
-            if group not in held:
+            if group not in loaded:
                 values = load(group)
-                held[group] = dict(zip(groups[group], values, strict=True))
-            return from_bits(lowering, held[group][numbers[place]], kind)
+                loaded[group] = dict(zip(groups[group], values, strict=True))
+            return from_bits(lowering, loaded[group][numbers[place]], kind)
 
         lowering.define_later(result, register, len(numbers))
 

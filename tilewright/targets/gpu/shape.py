@@ -72,11 +72,11 @@ def _renamed(
         lowering.define(result, registers * count_of(lowering, result))
         return
     source, layout = lowering.layout(operand), lowering.layout(result)
-    held = {source.element(register=n): p for p, n in reversed(list(enumerate(lowering.numbers(operand))))}
+    position_of = {source.element(register=n): p for p, n in reversed(list(enumerate(lowering.numbers(operand))))}
     chosen = []
     for number in lowering.numbers(result):
         coordinates = layout.unpack(layout.element(register=number))
-        chosen.append(registers[held[source.pack(place(coordinates))]])
+        chosen.append(registers[position_of[source.pack(place(coordinates))]])
     lowering.define(result, chosen)
 
 
@@ -142,12 +142,12 @@ def _split(lowering: KernelLowering, operation: Operation) -> None:
     halves = split(layout)
     assert halves is not None  # the layout rule saw to it
     half, bit = halves
-    held = dict(zip(lowering.numbers(operand), lowering.registers(operand), strict=True))
+    register_of = dict(zip(lowering.numbers(operand), lowering.registers(operand), strict=True))
     for side, result in enumerate(operation.results):
         chosen = []
         for number in lowering.live(half, result.type.shape):
             low = number & (1 << bit) - 1
-            chosen.append(held[(number ^ low) << 1 | side << bit | low])
+            chosen.append(register_of[(number ^ low) << 1 | side << bit | low])
         lowering.define(result, chosen)
 
 

@@ -1,6 +1,6 @@
 """The object cache: compiled kernels on disk, found by content.
 
-One file per key.  An entry is data only (JSON and machine code), written by `cache_files.write`, so
+One file per key.  An entry is data only (JSON and machine code), written by `safe_files.write`, so
 that readers in any process see all of it or nothing; its checksum, which covers the key, is verified on
 every read, and an entry that is damaged or lies under another key is removed and reported as missing.
 
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import llvmlite
 import llvmlite.binding as llvm
 
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 
 _MAGIC = b"TWOBJ002"
@@ -49,11 +49,11 @@ class CacheEntry:
 class ObjectCache:
     """Entries under `directory`; together at most about `limit_bytes`, the least recently used go first.
 
-    The folder is used only when nobody else may write to it (`cache_files.private_folder`).
+    The folder is used only when nobody else may write to it (`safe_files.private_folder`).
     """
 
     def __init__(self, directory: Path, limit_bytes: int = 2 << 30) -> None:
-        self.directory = cache_files.private_folder(directory)
+        self.directory = safe_files.private_folder(directory)
         self.limit_bytes = limit_bytes
         self._writes = 0
 
@@ -70,7 +70,7 @@ class ObjectCache:
     def find(self, key: str, decode: Callable[[CacheEntry], Decoded]) -> Decoded | None:
         """What `decode` makes of the entry of a key; None as of `get`, and for an entry that has not what it reads."""
         path = self.path(key)
-        data = cache_files.read(path)
+        data = safe_files.read(path)
         if data is None:
             return None
         try:
@@ -85,11 +85,11 @@ class ObjectCache:
     def put(self, key: str, metadata: Mapping[str, Any], image: bytes) -> bool:
         """Store an entry, replacing an older one; False (and one warning) when the disk refuses."""
         try:
-            self.directory = cache_files.private_folder(self.directory, create=True)
+            self.directory = safe_files.private_folder(self.directory, create=True)
             path = self.path(key)
-            cache_files.write(path, _encode(key, metadata, image), durable=False)  # `find` verifies it
+            safe_files.write(path, _encode(key, metadata, image), durable=False)  # `find` verifies it
         except OSError as error:
-            cache_files.complain(self.directory, error)
+            safe_files.complain(self.directory, error)
             return False
         self._writes += 1
         if self._writes % _CLEAN_EVERY == 0:
@@ -99,7 +99,7 @@ class ObjectCache:
     def _entries(self) -> list[tuple[float, int, Path]]:
         """When each entry was used last, its bytes and its file."""
         entries = []
-        for path in cache_files.files(self.directory):
+        for path in safe_files.files(self.directory):
             if path.suffix == SUFFIX:
                 with contextlib.suppress(OSError):  # removed by another process
                     status = path.lstat()
@@ -109,7 +109,7 @@ class ObjectCache:
     def clean(self) -> int:
         """Remove what killed writers have left, then the least recently used entries beyond `limit_bytes`; returns how
         many files that were."""
-        removed, _ = cache_files.remove_leftovers(self.directory)
+        removed, _ = safe_files.remove_leftovers(self.directory)
         entries = self._entries()
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2])):

@@ -62,14 +62,14 @@ def _dot_bytes(target: NvidiaTarget, assignment: Assignment, operation: Operatio
     return 0 if instruction_of(operation, target) is not None else scalar_dot_bytes(assignment, operation)
 
 
-def held_by_first_thread(lowering: NvidiaLowering, value: SSAValue) -> dict[Place, int]:
+def positions_in_first_thread(lowering: NvidiaLowering, value: SSAValue) -> dict[Place, int]:
     """Positions of registers by the coordinates of their element in thread 0."""
     layout = lowering.layout(value)
-    held: dict[Place, int] = {}
+    positions: dict[Place, int] = {}
     for place, number in enumerate(lowering.numbers(value)):
         row, column = layout.unpack(layout.element(register=number))
-        held.setdefault((row, column), place)
-    return held
+        positions.setdefault((row, column), place)
+    return positions
 
 
 class _MmaProduct:
@@ -78,7 +78,7 @@ class _MmaProduct:
         self.operation = operation
         self.instruction = instruction
         self.a, self.b, self.accumulator = operation.operands
-        self.held = [held_by_first_thread(lowering, value) for value in operation.operands]
+        self.positions = [positions_in_first_thread(lowering, value) for value in operation.operands]
         self.depth = self.a.type.shape[1]
 
     def run(self) -> None:
@@ -87,9 +87,9 @@ class _MmaProduct:
         own = _SUMS[self.instruction.accumulator][2]
         sums = lowering.converter.cast_all(lowering.registers(self.accumulator), dtype, own)
         parts = [self.parts(value) for value in (self.a, self.b)]
-        held_a, held_b, held = self.held
-        rows = sorted({row for row, column in held if row % 16 == 0 and column == 0})
-        columns = sorted({column for row, column in held if column % 8 == 0 and row == 0})
+        of_a, of_b, positions = self.positions
+        rows = sorted({row for row, column in positions if row % 16 == 0 and column == 0})
+        columns = sorted({column for row, column in positions if column % 8 == 0 and row == 0})
         width = self.width()
         for start in range(0, self.depth, 8 * width):
             for part in range(width // self.instruction.pair):
@@ -101,7 +101,7 @@ class _MmaProduct:
     def width(self) -> int:
         """Neighbours along k that a lane holds: as many as follow each other in thread 0."""
         count = 1
-        while (0, count) in self.held[0] and count < self.depth // 8:
+        while (0, count) in self.positions[0] and count < self.depth // 8:
             count += 1
         return count
 
@@ -122,7 +122,7 @@ class _MmaProduct:
         right = {column: self.words(b, [[(k, column) for k in self.run_of(k)] for k in steps], 1) for column in columns}
         for row in rows:
             for column in columns:
-                places = [self.held[2][row + r, column + c] for r in (0, 8) for c in (0, 1)]
+                places = [self.positions[2][row + r, column + c] for r in (0, 8) for c in (0, 1)]
                 result = self.multiply([sums[place] for place in places], left[row], right[column])
                 for place, value in zip(places, result, strict=True):
                     sums[place] = value
@@ -132,12 +132,12 @@ class _MmaProduct:
 
     def words(self, registers: Sequence[LLVMValue], runs: Sequence[Sequence[Place]], operand: int) -> list[LLVMValue]:
         """32-bit registers, each of the elements of a run; float64 as it is."""
-        held = self.held[operand]
+        positions = self.positions[operand]
         if self.instruction.accumulator == "f64":
-            return [registers[held[place]] for (place,) in runs]
+            return [registers[positions[place]] for (place,) in runs]
         result = []
         for run in runs:
-            bits = [to_bits(self.lowering, registers[held[place]]) for place in run]
+            bits = [to_bits(self.lowering, registers[positions[place]]) for place in run]
             key = ("word", *(value.text for value in bits))
             result.append(self.lowering.once(key, lambda bits=bits: pack(self.lowering, bits, 32)))  # type: ignore[misc]
         return result

@@ -17,7 +17,7 @@ from tilewright.graph.passes.sorting import sorting_by_networks
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.transposed_products import transposed_products
 from tilewright.graph.passes.weight_products import weight_products, without_weight_products
-from tilewright.graph.passes.wide_heads import WIDEST_HEAD, separate_wide_heads
+from tilewright.graph.passes.wide_heads import separate_wide_heads
 from tilewright.graph.target_passes import TargetPass, TargetPasses
 from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -25,6 +25,11 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 def graph_passes(target: NvidiaTarget) -> TargetPasses:
     """The passes around those of all graphs."""
+    kernels = target.kernels
+    planes = {"columns": kernels.plane_columns, "taps": kernels.plane_taps, "shared_taps": kernels.shared_taps}
+    heads = {"widest": kernels.widest_head, "in_registers": kernels.register_head}
+    rows, norms = {"row_bytes": kernels.row_bytes}, {"rows": kernels.normed_rows}
+    tiles = {**rows, "columns": kernels.tile_columns}
     narrow = {"types": target.narrow_products, "zeros_around": True, "computed": True}
     weights = TargetPass(without_weight_products, required=True)
     if target.wgmma:
@@ -37,24 +42,22 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             weights,  # what is still quantized is read as it is stored, where there is wgmma
             TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
             TargetPass(scatters_at_once),  # before constants are folded: what it adds is elementwise
-            TargetPass(convolutions_of_planes, {"exact": not target.tf32}),  # tensor cores want channels last
+            TargetPass(convolutions_of_planes, {**planes, "exact": not target.tf32}),  # tensor cores want channels last
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
             TargetPass(unrolled, required=True),  # few steps are faster as products
         ),
         after=(
             TargetPass(pools_of_planes),  # after channels are last elsewhere
-            TargetPass(separate_wide_heads, {"widest": WIDEST_HEAD}),  # into products, before those are looked at
+            TargetPass(separate_wide_heads, heads),  # into products, before those are looked at
             TargetPass(canonicalize),  # the permutes around pools cancel
-            *((TargetPass(align_products),) if target.wgmma else ()),  # of products in their final form
+            *((TargetPass(align_products, tiles),) if target.wgmma else ()),  # of products in their final form
             # What is copied for its rows is not read as it lies.
-            TargetPass(transposed_products, {"types": frozenset(transposed)}),
-            *((TargetPass(prepare_norms, required=True),) if target.wgmma else ()),  # they find their products
+            TargetPass(transposed_products, {"types": frozenset(transposed), **tiles}),
+            *(
+                (TargetPass(prepare_norms, norms, required=True),) if kernels.normed_rows else ()
+            ),  # they find their products
             TargetPass(stage_reductions),  # rows that one kernel reduces in several steps
-            TargetPass(native_shapes, {"exact": not target.tf32}),  # last: it tells of what is left
+            TargetPass(native_shapes, {"exact": not target.tf32, **rows}),  # last: it tells of what is left
         ),
-        norms_in_products=target.wgmma,
-        row_programs=True,
-        attention_quantizes=True,
-        generates_running=True,
-        generates_scatters=True,
+        kernels=kernels,
     )

@@ -22,7 +22,7 @@ class InFlightGroup:
     """
 
     values: dict[SSAValue, list[LLVMValue]]
-    held: list[LLVMValue]
+    pinned: list[LLVMValue]
     carried: bool
 
 
@@ -33,9 +33,9 @@ class Flight:
         self.builder = builder
         self.groups: list[InFlightGroup] = []
 
-    def start(self, value: SSAValue, registers: Sequence[LLVMValue], held: Sequence[LLVMValue]) -> None:
+    def start(self, value: SSAValue, registers: Sequence[LLVMValue], pinned: Sequence[LLVMValue]) -> None:
         """A result that is under way from now on."""
-        self.groups.append(InFlightGroup({value: list(registers)}, list(held), False))
+        self.groups.append(InFlightGroup({value: list(registers)}, list(pinned), False))
 
     def carry(self, values: Mapping[SSAValue, Sequence[LLVMValue]]) -> None:
         """Results that a loop has carried here, of any number of groups older than all that follow."""
@@ -46,7 +46,7 @@ class Flight:
         """How many of the newest groups may go on into the next iteration: those that read shared memory only."""
         count = 0
         for group in reversed(self.groups):
-            if group.carried or group.held:
+            if group.carried or group.pinned:
                 break
             count += 1
         return count
@@ -75,9 +75,9 @@ class Flight:
         if not retired:
             return {}
         values = {value: own for group in retired for value, own in group.values.items()}
-        held = {word.text: word for group in retired for word in group.held}
+        pinned = {word.text: word for group in retired for word in group.pinned}
         flat = [register for own in values.values() for register in own]
-        numbers = wgmma.wait(self.builder, keep, flat, list(held.values()))
+        numbers = wgmma.wait(self.builder, keep, flat, list(pinned.values()))
         found = {}
         for value, own in values.items():
             found[value], numbers = numbers[: len(own)], numbers[len(own) :]

@@ -15,9 +15,11 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TargetError
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.precision import TF32
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.gpu_program import LARGEST_GRID
+from tilewright.targets.kernels import GPU_KERNELS
 from tilewright.targets.machine import Machine, nvidia_machine
 
 WARP_THREADS = 32
@@ -237,6 +239,11 @@ class NvidiaTarget:
         if dtype.bits == 8:
             return 4.0 if self.fp8_mma or dtype.is_integer else 2.0
         return 2.0 if dtype.bits == 16 else 1.0
+
+    @property
+    def kernels(self) -> KernelFacts:
+        """What the library's kernels take: products compute norms where there is wgmma."""
+        return replace(GPU_KERNELS, normed_rows=8) if self.wgmma else GPU_KERNELS
 
     def machine(self) -> Machine:
         """The rates that estimates count with."""

@@ -82,9 +82,9 @@ def warpgroup_dot(lowering: NvidiaLowering, operation: Operation) -> None:
     if constant_of(accumulator) != 0:
         sums = lowering.converter.cast_all(lowering.registers(accumulator), dtype, own)
     lowering.flight.take(accumulator)
-    result, held = _multiply(lowering, product, a, b, sums)
+    result, pinned = _multiply(lowering, product, a, b, sums)
     lowering.define(operation.result, result)
-    lowering.flight.start(operation.result, result, held)
+    lowering.flight.start(operation.result, result, pinned)
     if dtype != own:
         lowering.land()
         numbers = lowering.registers(operation.result)
@@ -103,7 +103,7 @@ def _multiply(
     builder = lowering.builder
     row, column = _group_place(lowering, product)
     instruction = wgmma.WgmmaInstruction(a.type.dtype, b.type.dtype, product.columns)
-    held: list[LLVMValue] = []
+    pinned: list[LLVMValue] = []
     left: wgmma.SharedOperand | wgmma.RegisterOperand
     if is_tile(lowering.layout(a)):
         view = lowering.views[a]
@@ -112,11 +112,11 @@ def _multiply(
         left = views.operand(builder, view, True, product.slices, product.grid[0])
     else:
         left = _in_registers(lowering, a, product.slices)
-        held = left.held
+        pinned = left.pinned
     tile = lowering.views[b]
     if product.grid[1] > 1:
         tile = tile.slice(builder, builder.multiply(column, product.columns), 1, product.columns)
-    return wgmma.multiply(builder, instruction, left, views.operand(builder, tile, False), sums), held
+    return wgmma.multiply(builder, instruction, left, views.operand(builder, tile, False), sums), pinned
 
 
 def _group_place(lowering: NvidiaLowering, product: WarpgroupProduct) -> tuple[LLVMValue, LLVMValue]:

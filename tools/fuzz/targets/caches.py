@@ -7,7 +7,7 @@ import os
 import random
 from pathlib import Path
 
-from tilewright.runtime import cache_files
+from tilewright.runtime import safe_files
 from tilewright.targets.llvm.cache import ObjectCache, _checksum
 from tools.fuzz.target import Base, Failed
 
@@ -34,7 +34,7 @@ class Caches(Base):
             raise Failed("wrong", f"{kind}: a good entry is not found")
         if not whole and kind != "forge" and entry is not None:
             raise Failed("wrong", f"{kind}: a damaged entry is found")
-        if kind == "leftover" and (cache.clean() < 1 or cache_files.leftovers(self.folder)):
+        if kind == "leftover" and (cache.clean() < 1 or safe_files.leftovers(self.folder)):
             raise Failed("wrong", "a leftover stays")
         if path.is_symlink() or not entry:
             path.unlink(missing_ok=True)

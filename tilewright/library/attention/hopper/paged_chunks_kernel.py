@@ -146,8 +146,8 @@ def load_tiles(copy, q, k, v, memory, work, FEW: tl.constexpr, CONFIG: tl.conste
 def clear_unwritten(memory, count, tile, copy, CONFIG: tl.constexpr):
     """Values of a tile's first block behind the sequence's last token become zeros, before anybody multiplies them: a
     weight of zero does not hide what is no number."""
-    held = tile.keys - (tile.high - 1) * CONFIG.BN
-    if held < CONFIG.BN:
+    keys_left = tile.keys - (tile.high - 1) * CONFIG.BN
+    if keys_left < CONFIG.BN:
         position = tx.ring_at(count, CONFIG.STAGES)
         memory.value_ring.wait_full(position)
         if copy == 0:
@@ -155,7 +155,7 @@ def clear_unwritten(memory, count, tile, copy, CONFIG: tl.constexpr):
             for part in tl.static_range(CONFIG.BN // 16):
                 rows = values.slice(part * 16, 16)
                 key = part * 16 + tl.arange(0, 16)[:, None]
-                valid = tl.where(key < held, rows.load(), 0.0)
+                valid = tl.where(key < keys_left, rows.load(), 0.0)
                 tx.group_sync()
                 rows.store(valid)
             tx.fence_async()

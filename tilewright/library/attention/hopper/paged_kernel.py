@@ -155,10 +155,10 @@ def seen_scores(scores, step, part, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def clear_unwritten(tile, held, CONFIG: tl.constexpr):
+def clear_unwritten(tile, keys_left, CONFIG: tl.constexpr):
     """Values behind the sequence's last token become zeros: a weight of zero does not hide what is no number."""
     key = tl.arange(0, CONFIG.BN)[:, None]
-    rows = tl.where(key < held, tile.load(), 0.0)
+    rows = tl.where(key < keys_left, tile.load(), 0.0)
     tx.group_sync()
     tile.store(rows)
     tx.fence_async()
@@ -185,9 +185,9 @@ def walk(memory, part, scale, CONFIG: tl.constexpr):
         scores = scores_of(memory, part, step, position, scale, CONFIG)
         powers, factor, greatest, weights = weigh(memory, scores, maximum, scale, step)
         memory.value_ring.wait_full(position)
-        held = part.keys - step * CONFIG.BN
-        if held < CONFIG.BN:
-            clear_unwritten(memory.values[position.stage], held, CONFIG)
+        keys_left = part.keys - step * CONFIG.BN
+        if keys_left < CONFIG.BN:
+            clear_unwritten(memory.values[position.stage], keys_left, CONFIG)
         pending = tx.wgmma(memory.values[position.stage].T, weights.T, out * factor)
         sums = tl.fma(sums, factor, powers)
         maximum = greatest

@@ -6,7 +6,6 @@ from math import gcd
 from typing import Any
 
 from tilewright.graph.fusion import Group
-from tilewright.graph.passes.planes import MOST_SHARED
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.depthwise import depthwise_candidate
@@ -32,7 +31,8 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     columns, out = w.shape[0], anchor.output
     assert isinstance(columns, int)
     taps = product(w.shape[2:])
-    if x.rank != 4 or not isinstance(taps, int) or taps > MOST_SHARED or upper_bound(product(x.shape[1:])) >= 2**31:
+    most = target.kernels.shared_taps
+    if x.rank != 4 or not isinstance(taps, int) or taps > most or upper_bound(product(x.shape[1:])) >= 2**31:
         return [depthwise_candidate(group, slots, weights, target)]
     sizes = window_sizes(x, out)
     del sizes["pixels"]

@@ -8,7 +8,6 @@ from typing import Any
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.passes.planes import FEW_COLUMNS, MOST_TAPS
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue
@@ -44,9 +43,9 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     anchor, x, w = convolution_of(group)
     slots = _slots(group, graph)
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
-    columns = simplify(lift(w.shape[0]) // anchor.attributes["groups"])
-    fewest = FEW_COLUMNS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
-    few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= MOST_TAPS
+    columns, kernels = simplify(lift(w.shape[0]) // anchor.attributes["groups"]), target.kernels
+    fewest = kernels.plane_columns if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
+    few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= kernels.plane_taps
     if few:
         return [preceded_by(weights, candidate) for candidate in _few(group, slots, weights.operand, target)]
     found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]

@@ -26,7 +26,7 @@ FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
 class ExplicitLowering(NvidiaLowering):
     """The lowering of a kernel with explicit operations.
 
-    `distances` are the bytes between the panels of tiles and between their rows, `held` the registers that pending
+    `distances` are the bytes between the panels of tiles and between their rows, `pinned` the registers that pending
     products read still, `places` where tiles and barriers are, `cluster` the CTAs of a cluster along x, y and z.
     """
 
@@ -47,7 +47,7 @@ class ExplicitLowering(NvidiaLowering):
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.places = allocation
         self.distances: dict[SSAValue, tuple[int, int]] = {}
-        self.held: dict[SSAValue, tuple[LLVMValue, ...]] = {}
+        self.pinned: dict[SSAValue, tuple[LLVMValue, ...]] = {}
         self.next_barrier = FIRST_BARRIER
         self.loading: list[LLVMValue] = []  # of each load from another CTA that may be under way a word, an i32
         self._following: dict[Operation, Operation] = {}

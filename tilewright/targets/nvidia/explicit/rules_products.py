@@ -44,9 +44,9 @@ def _multiply(lowering: ExplicitLowering, operation: Operation) -> None:
     keep = lowering.scalar(rest[1]) if len(rest) > 1 else None
     result = wgmma.multiply(builder, instruction, left, views.operand(builder, right, False), accumulator, keep)
     lowering.define(operation.result, result)
-    held = left.held if isinstance(left, wgmma.RegisterOperand) else []
-    earlier = lowering.held.get(rest[0], ()) if rest else ()
-    lowering.held[operation.result] = (*earlier, *held)
+    pinned = left.pinned if isinstance(left, wgmma.RegisterOperand) else []
+    earlier = lowering.pinned.get(rest[0], ()) if rest else ()
+    lowering.pinned[operation.result] = (*earlier, *pinned)
 
 
 def _of_group(lowering: ExplicitLowering, view: views.SharedView) -> views.SharedView:
@@ -82,8 +82,8 @@ def _wait(lowering: ExplicitLowering, operation: Operation) -> None:
     outstanding = operation.attributes["outstanding"]
     assert isinstance(outstanding, int)
     values = [register for operand in operation.operands for register in lowering.registers(operand)]
-    held = {word.text: word for operand in operation.operands for word in lowering.held.get(operand, ())}
-    retired = wgmma.wait(lowering.builder, outstanding, values, list(held.values()))
+    pinned = {word.text: word for operand in operation.operands for word in lowering.pinned.get(operand, ())}
+    retired = wgmma.wait(lowering.builder, outstanding, values, list(pinned.values()))
     for result, operand in zip(operation.results, operation.operands, strict=True):
         count = len(lowering.registers(operand))
         lowering.define(result, retired[:count])

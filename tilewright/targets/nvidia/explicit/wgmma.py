@@ -91,7 +91,7 @@ class RegisterOperand:
     words: tuple[tuple[tuple[LLVMValue, ...], ...], ...]
 
     @property
-    def held(self) -> list[LLVMValue]:
+    def pinned(self) -> list[LLVMValue]:
         """All registers, which must live until the group has retired."""
         return [word for slice_words in self.words for step in slice_words for word in step]
 
@@ -125,7 +125,7 @@ def multiply(
     results = [instruction.accumulator] * (instruction.registers * slices)
     tied = list(accumulator or ())
     number = first_input(results, tied)
-    inputs: list[LLVMValue] = a.held if isinstance(a, RegisterOperand) else [a.low]
+    inputs: list[LLVMValue] = a.pinned if isinstance(a, RegisterOperand) else [a.low]
     b_number = number + len(inputs)
     inputs = [*inputs, b.low]
     text = ["{ .reg .b32 la, lb; .reg .b64 da, db;"]
@@ -152,12 +152,12 @@ def multiply(
 
 
 def wait(
-    builder: LLVMBuilder, outstanding: int, values: Sequence[LLVMValue] = (), held: Sequence[LLVMValue] = ()
+    builder: LLVMBuilder, outstanding: int, values: Sequence[LLVMValue] = (), pinned: Sequence[LLVMValue] = ()
 ) -> list[LLVMValue]:
     """Wait until at most `outstanding` newer groups are in flight.
 
-    `values` are the accumulators of the groups that this retires, which are returned as numbers; `held` the registers
+    `values` are the accumulators of the groups that this retires, which are returned as numbers; `pinned` the registers
     that those groups read.
     """
     text = f"wgmma.wait_group.sync.aligned {outstanding};"
-    return inline(builder, text, [value.type for value in values], held, values)
+    return inline(builder, text, [value.type for value in values], pinned, values)

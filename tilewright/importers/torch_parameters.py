@@ -16,41 +16,25 @@ from typing import Any
 import numpy as np
 import torch
 
-SAMPLES = 32  # words of each parameter that are compared at each call
 WHOLE = 1 << 15  # bytes of the smallest parameters of an engine that are compared at each call
-STRETCH = 1 << 12  # bytes of the others that are compared at each call
-
-
-class Watched:
-    """A parameter, and what tells at each call that it was changed: its address, version, and a sample of its bytes.
-
-    The sample (`SAMPLES` words spread over the storage) sees what writes to most of the parameter, as a step of an
-    optimiser or a loaded checkpoint does.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.address = tensor.data_ptr()
-        data = _bytes_of(tensor)
-        words = data[: data.size // 4 * 4].reshape(-1, 4)
-        self.sample = words[:: max(1, len(words) // SAMPLES)] if len(words) else data
-
-    def state(self) -> tuple[int, int, bytes]:
-        version = 0 if self.tensor.is_inference() else self.tensor._version
-        return self.address, version, self.sample.tobytes()
+SAMPLES = 32  # words of each of the others that are,
+STRETCH = 1 << 12  # and bytes of all of them
 
 
 class Contents:
-    """The bytes of an engine's constants when it was built: finds writes to a part of a parameter.
+    """The bytes of an engine's constants when it was built: finds writes that PyTorch did not count.
 
-    The smallest parameters, up to `WHOLE` bytes, are compared at each call.  Of the others every call compares one
-    stretch, and the next call one far from it, so that a write to a tenth of them is found soon.
+    The smallest parameters, up to `WHOLE` bytes, are compared at each call.  Of each of the others every call compares
+    a sample (`SAMPLES` words spread over it), which sees what writes to most of a parameter, as a step of an optimiser
+    or a loaded checkpoint does; and of all of them one stretch, and the next call one far from it, so that a write to a
+    tenth of them is found soon.
     """
 
     def __init__(self, constants: Mapping[int, torch.Tensor]) -> None:
         found = {tensor.untyped_storage().data_ptr(): (at, _bytes_of(tensor)) for at, tensor in constants.items()}
         filled = [entry for entry in found.values() if entry[1].size]
         self.whole: list[tuple[int, Any, bytearray]] = []
+        self.samples: list[tuple[int, Any, bytes]] = []
         self.large: list[tuple[int, Any]] = []
         self.begins = [0]  # of each large parameter's stretches, among all, and their number
         self.checksums = array("I")
@@ -60,24 +44,36 @@ class Contents:
             if total <= WHOLE:
                 self.whole.append((position, data, bytearray(data)))
             else:
+                sample = _sample(data)
+                self.samples.append((position, sample, sample.tobytes()))
                 self.large.append((position, data))
                 self.checksums.extend(zlib.crc32(data[at : at + STRETCH]) for at in range(0, data.size, STRETCH))
                 self.begins.append(len(self.checksums))
         self.step = _step(len(self.checksums))
         self.next = 0
 
-    def changed(self) -> int | None:
-        """The position of a parameter that is found to have changed."""
-        for position, data, before in self.whole:
-            if before != data:  # compares memory, without a copy
-                return position
-        if not self.checksums:
-            return None
-        stretch, self.next = self.next, (self.next + self.step) % len(self.checksums)
-        number = bisect_right(self.begins, stretch) - 1
-        position, data = self.large[number]
-        at = (stretch - self.begins[number]) * STRETCH
-        return None if zlib.crc32(data[at : at + STRETCH]) == self.checksums[stretch] else position
+    def changed(self) -> set[int]:
+        """The positions of parameters that are found to have changed."""
+        found = {position for position, data, before in self.whole if before != data}  # compares memory, without a copy
+        found.update(position for position, sample, before in self.samples if sample.tobytes() != before)
+        if self.checksums and not found:
+            stretch, self.next = self.next, (self.next + self.step) % len(self.checksums)
+            number = bisect_right(self.begins, stretch) - 1
+            position, data = self.large[number]
+            at = (stretch - self.begins[number]) * STRETCH
+            if zlib.crc32(data[at : at + STRETCH]) != self.checksums[stretch]:
+                found.add(position)
+        return found
+
+
+def state_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """What PyTorch tells of a parameter at each call: its address, and how often it was written to."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+
+
+def _sample(data: Any) -> Any:
+    words = data[: data.size // 4 * 4].reshape(-1, 4)
+    return words[:: max(1, len(words) // SAMPLES)] if len(words) else data
 
 
 def _step(count: int) -> int:
