@@ -1,5 +1,6 @@
 """The runtime's linker, its providers of threads, and launches: with kernels written as LLVM text."""
 
+import ctypes
 import os
 import struct
 import subprocess
@@ -19,7 +20,7 @@ from tilewright.runtime import parallel
 from tilewright.runtime.glue import glue_text
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects, system_address
-from tilewright.runtime.memory import BUFFER_ALIGNMENT, BufferPool
+from tilewright.runtime.memory import BUFFER_ALIGNMENT, AlignedBuffer, BufferPool
 from tilewright.settings import _cpu_quota, settings
 
 # Adds 1 to x[i] for every instance i, through its scratch memory.
@@ -320,6 +321,13 @@ def test_buffers_are_aligned_and_reused():
         assert again in (first, second)
     with pool.borrow(200) as larger:
         assert larger.capacity == 200
+
+
+def test_memory_holds_no_subnormal_numbers_at_first():
+    used = [np.full(24, 0x5555, np.uint64) for _ in range(64)]  # what buffers of that size would find
+    del used
+    buffers = [AlignedBuffer(64) for _ in range(64)]
+    assert not any(ctypes.string_at(buffer.address, buffer.capacity).strip(b"\0") for buffer in buffers)
 
 
 def test_the_runtime_does_not_import_the_compiler():

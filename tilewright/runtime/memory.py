@@ -42,12 +42,17 @@ def array_address(array: np.ndarray) -> int:
 
 
 class AlignedBuffer:
-    """Memory at an address that is a multiple of `BUFFER_ALIGNMENT`."""
+    """Memory at an address that is a multiple of `BUFFER_ALIGNMENT`, at first of zeros.
+
+    Kernels compute in whole vectors, whose last lanes may lie past the end of what is written, and drop what comes of
+    them.  Whole numbers and addresses, which used memory is full of, are subnormal numbers when they are read as
+    floats, and arithmetic with these takes some CPUs a hundred times as long.
+    """
 
     __slots__ = ("address", "capacity", "_owner")
 
     def __init__(self, capacity: int) -> None:
-        self._owner = np.empty(capacity + BUFFER_ALIGNMENT, np.uint8)
+        self._owner = np.zeros(capacity + BUFFER_ALIGNMENT, np.uint8)
         start = self._owner.ctypes.data
         self.address = (start + BUFFER_ALIGNMENT - 1) // BUFFER_ALIGNMENT * BUFFER_ALIGNMENT
         self.capacity = capacity
