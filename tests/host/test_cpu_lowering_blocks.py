@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tilewright
 import tilewright.language as tl
 from tests.host.kernel_support import check
+from tilewright.dtypes import BY_TEXT
 from tilewright.ir.core import Parameter
 from tilewright.runtime.memory import scratch_pool
 
@@ -110,6 +111,36 @@ def test_gathers_and_scatters(n, block):
     function = traced(irregular, {"x": "*f32", "table": "*i32", "out": "*f32", "n": "i32"}, {"BLOCK": block})
     table = np.random.default_rng(0).permutation(n).astype(np.int32)
     check(function, [draw(n), table, np.zeros(n, np.float32), n])
+
+
+@tilewright.jit
+def looked_up(x, places, out, TABLE: tl.constexpr, N: tl.constexpr, MASK: tl.constexpr):
+    i = tl.arange(0, N)
+    index = tl.load(places + i)
+    if MASK:
+        index = index & MASK
+    tl.store(out + i, tl.gather(tl.load(x + tl.arange(0, TABLE)), index, 0))
+    tl.store(out + N + i, tl.gather(tl.load(x + tl.arange(0, TABLE)), tl.full((N,), TABLE - 1, tl.int32), 0))
+
+
+@pytest.mark.parametrize(
+    ("table", "count", "types", "mask"),
+    [
+        (16, 64, ("f32", "u32"), 15), (16, 40, ("f32", "i64"), 15), (5, 3, ("i32", "u8"), 0),
+        (8, 33, ("u32", "i16"), 7), (16, 24, ("f32", "i32"), 0), (17, 32, ("f32", "i32"), 0),
+        (16, 32, ("f64", "u8"), 31), (16, 16, ("f16", "i8"), 0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gathers_from_tables(table, count, types, mask, rng):
+    """Small ones are in a register with AVX-512, whatever the type of the indices."""
+    values, integers = (BY_TEXT[name].numpy for name in types)
+    pointers = {"x": f"*{types[0]}", "places": f"*{types[1]}", "out": f"*{types[0]}"}
+    function = traced(looked_up, pointers, {"TABLE": table, "N": count, "MASK": mask})
+    places = rng.integers(0, table, count).astype(integers)
+    if mask == 15:
+        places = places + (rng.integers(0, 8, count) * 16).astype(integers)
+    check(function, [rng.integers(-99, 99, table).astype(values), places, np.zeros(2 * count, values)])
 
 
 @tilewright.jit

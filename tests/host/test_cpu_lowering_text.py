@@ -96,6 +96,39 @@ def test_streaming_stores_go_around_the_caches(modifier, ordered, around):
     assert ("!nontemporal" in text) == around and ("sse.sfence" in text) == around
 
 
+def test_loads_of_streams_fetch_what_follows():
+    """A row of elements that is read once; not blocks of several rows, which lie apart."""
+
+    @tilewright.jit
+    def total(x, out, steps, MODIFIER: tl.constexpr, ROWS: tl.constexpr):
+        row = tl.arange(0, ROWS)[:, None] * 1024 if ROWS > 1 else 0
+        sums = tl.zeros((ROWS, 32) if ROWS > 1 else (32,), tl.float32)
+        for step in range(steps):
+            lane = tl.arange(0, 32)[None, :] if ROWS > 1 else tl.arange(0, 32)
+            sums += tl.load(x + step * 32 + row + lane, cache_modifier=MODIFIER)
+        tl.store(out, tl.sum(sums))
+
+    types = {"x": "*f32", "out": "*f32", "steps": "i32"}
+    for modifier, rows, lines in ((".cs", 1, 2), ("", 1, 0), (".cs", 2, 0)):
+        text = instance(lowered(traced(total, types, {"MODIFIER": modifier, "ROWS": rows}, ("x", "out")), SERVER))
+        assert text.count("call void @llvm.prefetch.p0") == lines
+
+
+def test_small_tables_are_in_a_register():
+    @tilewright.jit
+    def numbers(x, out, TABLE: tl.constexpr):
+        i = tl.arange(0, 32)
+        table = tl.arange(0, TABLE).to(tl.float32) - 8
+        tl.store(out + i, tl.gather(table, tl.load(x + i) >> 4 & 15, 0))
+
+    for target, table, instructions in ((SERVER, 16, 2), (SERVER, 32, 0), (CPUTarget.named("x86-64-v3"), 16, 0)):
+        kernel = lowered(traced(numbers, {"x": "*u32", "out": "*f32"}, {"TABLE": table}, ("x", "out")), target)
+        text = instance(kernel)
+        assert len(re.findall(r"call .*permvar\.sf\.512", text)) == instructions
+        assert ("masked.gather" in text) == (instructions == 0)
+        assert (" and " in text) == (instructions == 0)  # which bits of an index count is a matter of the instruction
+
+
 def test_streaming_stores_ask_for_addresses_of_one_register():
     """Two registers may be stored at once; arrays that begin at half of that must stream all the same."""
     constants = {"MODIFIER": ".cs", "ORDERED": False, "BLOCK": 1024}

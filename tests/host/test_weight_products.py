@@ -21,6 +21,7 @@ from tilewright.graph.reference import run_graph
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply
 from tilewright.library import packing
+from tilewright.library.candidate import PackedConstant
 from tilewright.library.matmul.dequantized import MOST_LINES, lines_of
 from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
@@ -53,7 +54,7 @@ def product_of(matrix: QuantizedMatrix, dtype: DType, rows: int | None = None) -
 CASES = [
     (int4, 32, False, float32), (uint4, 64, True, bfloat16), (int8, 192, False, float32), (uint8, 96, True, float32),
     (float8e4nv, 64, False, bfloat16), (int8, 192, False, bfloat16), (uint8, 192, True, bfloat16),
-    (int4, 32, False, bfloat16),
+    (int4, 32, False, bfloat16), (uint4, 32, True, float32), (int4, 12, False, float32),
 ]  # fmt: skip
 
 
@@ -107,6 +108,32 @@ def test_many_rows_are_summed_in_pairs_where_the_cpu_has_that(
     numbers = call.operands["numbers"]
     assert call.constants["PAIRS"] == in_pairs
     assert isinstance(numbers, Value) and numbers.dtype == (bfloat16 if in_pairs else float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "kernel"),
+    [
+        ("x86-64-v4", 32, "few_rows_of_words"), ("znver4", 64, "few_rows_of_words"), ("x86-64-v4", 12, "few_rows"),
+        ("x86-64-v3", 32, "few_rows"), ("neoverse-n1", 32, "few_rows"),
+    ],
+)  # fmt: skip
+def test_4_bits_lie_in_words_where_the_cpu_looks_up_numbers(
+    name: str, group: int, kernel: str, rng: np.random.Generator
+) -> None:
+    """Eight steps of the depth to a word, if groups are whole words."""
+    matrix = random_matrix(rng, int4, 200, 192, group)
+    graph = optimize(weight_products(product_of(matrix, float32, rows=3)))
+    found = choose(candidates(fuse(graph).groups[0], graph, CPUTarget.named(name)))
+    ((call,),) = [stage.calls for stage in found.stages]
+    assert call.kernel.__name__ == kernel
+    codes = call.operands["w"]
+    assert isinstance(codes, PackedConstant)
+    stored = packing.apply(codes.recipe, matrix.codes)
+    assert stored.dtype == packing.packed_dtype(codes.recipe, matrix.codes.dtype)
+    assert stored.shape == packing.packed_shape(codes.recipe, matrix.codes.shape)
+    assert stored.nbytes == 192 * (224 if "v4" in name or "znver4" in name else 208 if "v3" in name else 204) // 2
+    again = packing.invert(codes.recipe, stored, matrix.codes.shape)
+    np.testing.assert_array_equal(again.view(np.uint8), matrix.codes.view(np.uint8))
 
 
 def engine_constants(graph: Graph) -> dict[str, np.ndarray]:

@@ -9,6 +9,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     nibbles  ("width", W), ("block", B), ("dtype", name)
              a matrix [columns, depth] of 4-bit numbers as bytes [columns/W][depth/B][B/2][W]: of each B steps of the
              depth the first half is in the low bits, the second in the high ones; int4 is stored 8 more, as uint4
+    words    ("width", W), ("dtype", name)
+             a matrix [columns, depth] of 4-bit numbers as uint32 [columns/W][depth/8][W]: eight steps of the depth, the
+             first in the lowest bits; int4 is stored 8 more, as uint4
     fragments ("dtype", name)
              a matrix [columns, depth] of 4 or 8 bits as [columns/64][depth/S L][256], filled up with zeros, as the left
              operand of a warpgroup's product: of each 64 columns and S steps of the depth (64 of 4 bits, else 32) 16
@@ -67,6 +70,11 @@ def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
 def nibbles_recipe(width: int, block: int, dtype: DType) -> Recipe:
     """The recipe of a matrix [columns, depth] of 4-bit numbers, two to a byte."""
     return (("kind", "nibbles"), ("width", width), ("block", block), ("dtype", dtype.name))
+
+
+def words_recipe(width: int, dtype: DType) -> Recipe:
+    """The recipe of a matrix [columns, depth] of 4-bit numbers, eight to a word."""
+    return (("kind", "words"), ("width", width), ("dtype", dtype.name))
 
 
 def fragments_recipe(dtype: DType) -> Recipe:
@@ -155,6 +163,8 @@ def packed_dtype(recipe: Recipe, dtype: np.dtype) -> np.dtype:
         return np.dtype(np.int32) if BY_NAME[fields["dtype"]].is_integer else dtype
     if fields["kind"] == "gate_sums":
         return np.dtype(np.int32)
+    if fields["kind"] == "words":
+        return np.dtype(np.uint32)
     return np.dtype(np.uint8) if fields["kind"] in ("nibbles", "bytes", "dense") else dtype
 
 
@@ -171,6 +181,8 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     if fields["kind"] == "nibbles":
         block = fields["block"]
         return (-(-shape[0] // fields["width"]), shape[1] // block, block // 2, fields["width"])
+    if fields["kind"] == "words":
+        return (-(-shape[0] // fields["width"]), shape[1] // 8, fields["width"])
     if fields["kind"] == "fragments":
         step, lines = _fragment(BY_NAME[fields["dtype"]])
         return (-(-shape[0] // 64), -(-shape[1] // step) * lines, 256)
@@ -215,6 +227,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         return packed(array, BY_NAME[fields["dtype"]].bits)
     if fields["kind"] == "nibbles":
         return _to_nibbles(array, fields["width"], fields["block"])
+    if fields["kind"] == "words":
+        return _to_words(array, fields["width"])
     if fields["kind"] == "fragments":
         return _to_fragments(array, BY_NAME[fields["dtype"]])
     if fields["kind"] == "taps":
@@ -289,6 +303,8 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return unpacked(array, shape, BY_NAME[fields["dtype"]])
     if fields["kind"] == "nibbles":
         return _from_nibbles(array, shape[0], BY_NAME[fields["dtype"]])
+    if fields["kind"] == "words":
+        return _from_words(array, shape[0], BY_NAME[fields["dtype"]])
     if fields["kind"] == "fragments":
         return _from_fragments(array, shape, BY_NAME[fields["dtype"]])
     if fields["kind"] == "taps":
@@ -396,9 +412,7 @@ def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:
 
 def _to_nibbles(matrix: np.ndarray, width: int, block: int) -> np.ndarray:
     """Numbers [columns, depth] as bytes [panels][blocks][block / 2][width]."""
-    signed = matrix.dtype == int4.numpy
-    codes = matrix.astype(np.int8) + 8 if signed else matrix.view(np.uint8)
-    panels = _to_panels(codes.view(np.uint8).T, width)
+    panels = _to_panels(_of_four_bits(matrix).T, width)
     halves = panels.reshape(len(panels), -1, 2, block // 2, width)
     return np.ascontiguousarray((halves[:, :, 0] & 15) | (halves[:, :, 1] << 4))
 
@@ -406,6 +420,32 @@ def _to_nibbles(matrix: np.ndarray, width: int, block: int) -> np.ndarray:
 def _from_nibbles(array: np.ndarray, columns: int, dtype: DType) -> np.ndarray:
     halves = np.stack([array & 15, array >> 4], axis=2)
     codes = _from_panels(halves.reshape(len(array), -1, array.shape[-1]), columns).T
+    return _from_four_bits(codes, dtype)
+
+
+def _to_words(matrix: np.ndarray, width: int) -> np.ndarray:
+    """Numbers [columns, depth] as uint32 [panels][depth / 8][width]."""
+    panels = _to_panels(_of_four_bits(matrix).T, width)
+    eights = panels.reshape(len(panels), -1, 8, width)
+    words = np.zeros((*eights.shape[:2], width), np.uint32)
+    for step in range(8):
+        words |= (eights[:, :, step] & 15).astype(np.uint32) << np.uint32(4 * step)
+    return words
+
+
+def _from_words(array: np.ndarray, columns: int, dtype: DType) -> np.ndarray:
+    steps = [(array >> np.uint32(4 * step) & np.uint32(15)).astype(np.uint8) for step in range(8)]
+    eights = np.stack(steps, axis=2)
+    return _from_four_bits(_from_panels(eights.reshape(len(array), -1, array.shape[-1]), columns).T, dtype)
+
+
+def _of_four_bits(matrix: np.ndarray) -> np.ndarray:
+    """uint4 as bytes; int4 as 8 more."""
+    codes = matrix.astype(np.int8) + 8 if matrix.dtype == int4.numpy else matrix
+    return codes.view(np.uint8)
+
+
+def _from_four_bits(codes: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype == int4:
         return np.ascontiguousarray(codes.view(np.int8) - np.int8(8)).astype(dtype.numpy)
     return np.ascontiguousarray(codes).view(dtype.numpy)

@@ -101,6 +101,11 @@ class Target(Protocol):
         ...
 
     @property
+    def table_lanes(self) -> int:
+        """Numbers of 32 bits in a vector register from which one instruction picks for each lane; 0: there is none."""
+        ...
+
+    @property
     def l2_bytes(self) -> int:
         """The L2 cache: of a CPU's core, of all of a GPU."""
         ...

@@ -20,13 +20,14 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.dequantized_kernel import few_rows, many_rows
-from tilewright.library.packing import nibbles_recipe, panels_recipe
+from tilewright.library.matmul.dequantized_kernel import few_rows, few_rows_of_words, many_rows
+from tilewright.library.packing import nibbles_recipe, panels_recipe, words_recipe
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 MOST_LINES = 128  # of a panel, that are widened at once
+_WORD_STEPS = 8  # of the depth in a word of 4-bit numbers
 _CHAINS = 4  # sums of a panel that hide how long one addition takes
 _SHARERS = 4  # programs for each thread, which are not all equally fast
 # Rows at most, rows of a program, panels of it (0: the kernel of few rows).
@@ -39,6 +40,10 @@ _CONFIGS_OF_8_BITS = (
 )
 # Sums of pairs take half the time, so that a few rows pay for storing and reading again what was widened.
 _CONFIGS_OF_8_BITS_IN_PAIRS = (*_ROW_CONFIGS[:2], (4, 4, 0), *_ROW_CONFIGS[3:])
+# So do 4 bits that are looked up: a vector of weights takes two instructions for all rows, and one more for each.
+_FEW_ROWS_OF_WORDS = ((1, 1, 0), (2, 2, 0), (4, 4, 0))
+_CONFIGS_OF_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 8, 0), *_ROW_CONFIGS[4:])
+_CONFIGS_OF_WORDS_IN_16_BITS = (*_FEW_ROWS_OF_WORDS, (16, 8, 0), *_ROW_CONFIGS[4:])
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,9 @@ class _Weights:
     scales: PackedConstant
     zeros: Operand
     constants: dict[str, Any]
+    bits: int
+    lines: int  # of a panel, of one step of the depth or of two in 4 bits each, that are widened at once
+    in_words: bool  # eight numbers of 4 bits to a word
     in_pairs: bool  # many rows multiply numbers that lie in pairs along the depth
 
 
@@ -65,7 +73,7 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
     made = [_call(x, weights, slots, rows, columns, config, target, last)
-            for config, last in _configs_of(simplify(rows), _configs(x, w, weights.in_pairs, target))]  # fmt: skip
+            for config, last in _configs_of(simplify(rows), _configs(x, weights, target))]  # fmt: skip
     calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
     elements = simplify(lift(rows) * columns)
     flops = simplify(lift(elements) * x.shape[-1] * 2 + chain_operations(group.epilogue))
@@ -80,14 +88,14 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     return [Candidate("product by quantized weights", (Stage(tuple(calls)),), cost, buffers, reasons)]
 
 
-def lines_of(depth: int, group: int, bits: int) -> int | None:
-    """The lines of a panel, of one step of the depth or of two in 4 bits each, that are widened at once: so many that
-    the depth is full of them, and that they are parts of a group or whole groups; None where pairs of 4 bits do not
-    fit in."""
+def lines_of(depth: int, group: int, bits: int, unit: int = 1) -> int | None:
+    """The lines of a panel, of one step of the depth or of two in 4 bits each, that are widened at once: so many units
+    that the depth is full of them, and that they are parts of a group or whole groups; None where pairs of 4 bits do
+    not fit in."""
     parts = 8 // bits
     fitting = [
         lines
-        for lines in range(1, MOST_LINES + 1)
+        for lines in range(unit, MOST_LINES + 1, unit)
         if depth % (lines * parts) == 0 and (group % lines == 0 or lines % group == 0)
     ]
     return max(fitting, default=None)
@@ -102,24 +110,28 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
     group, bits = group_of(w, scale), w.dtype.bits
     depth = w.shape[1]
     assert isinstance(depth, int)
-    lines = lines_of(depth, group, bits)
+    in_words = bits == 4 and group % _WORD_STEPS == 0 and target.table_lanes == 16
+    lines = lines_of(depth, group, 8 if in_words else bits, _WORD_STEPS if in_words else 1)
     assert lines is not None
     panels = panels_recipe(width, True)
-    codes = PackedConstant(w, nibbles_recipe(width, 2 * lines, w.dtype) if bits == 4 else panels)
+    recipe = panels
+    if bits == 4:
+        recipe = words_recipe(width, w.dtype) if in_words else nibbles_recipe(width, 2 * lines, w.dtype)
     scales = PackedConstant(scale, panels)
-    constants = {
-        "BITS": bits, "GROUP": group, "HALF": lines, "WIDTH": width, "ZERO": 8 if w.dtype == int4 else 0,
-        "ZEROS": zero is not None,
-    }  # fmt: skip
+    zeros = scales if zero is None else PackedConstant(zero, panels)
+    constants = {"GROUP": group, "WIDTH": width, "ZERO": 8 if w.dtype == int4 else 0, "ZEROS": zero is not None}
     in_pairs = target.panel_group(x.dtype, 1, gcd(group, lines)) == 2
-    return _Weights(codes, scales, scales if zero is None else PackedConstant(zero, panels), constants, in_pairs)
+    return _Weights(PackedConstant(w, recipe), scales, zeros, constants, bits, lines, in_words, in_pairs)
 
 
-def _configs(x: Value, w: Value, in_pairs: bool, target: Target) -> Sequence[tuple[int, int, int]]:
+def _configs(x: Value, weights: _Weights, target: Target) -> Sequence[tuple[int, int, int]]:
     """The kernels for all numbers of rows."""
-    if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1:
+    if weights.in_words:
+        in_16_bits = weights.in_pairs or target.dot_rate(x.dtype) > 1
+        return _CONFIGS_OF_WORDS_IN_16_BITS if in_16_bits else _CONFIGS_OF_WORDS
+    if weights.bits == 4 or target.dot_rate(x.dtype) > 1:
         return _ROW_CONFIGS
-    return _CONFIGS_OF_8_BITS_IN_PAIRS if in_pairs else _CONFIGS_OF_8_BITS
+    return _CONFIGS_OF_8_BITS_IN_PAIRS if weights.in_pairs else _CONFIGS_OF_8_BITS
 
 
 def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:
@@ -145,7 +157,7 @@ def _call(
     """The launch for up to so many rows, and the temporary for weights as floats, if it has one."""
     at_most, at_once, neighbours = config
     at_once = _rows_at_once(rows, at_once)
-    width, lines = weights.constants["WIDTH"], weights.constants["HALF"]
+    width, lines, group = weights.constants["WIDTH"], weights.lines, weights.constants["GROUP"]
     panels, depth = ceil_divide(columns, width), x.shape[-1]
     while neighbours > 1 and isinstance(panels, int) and panels // neighbours < 2 * target.machine().processors:
         neighbours //= 2
@@ -162,22 +174,28 @@ def _call(
     across, numbers = panels, None
     if neighbours:
         across = _sharers(ceil_divide(panels, neighbours), target)
+        kernel = many_rows
         # Codes of 8 bits are numbers of bfloat16 as they are.
-        is_scaled = not weights.in_pairs or weights.constants["BITS"] < 8 or weights.constants["GROUP"] != depth
-        constants |= {"PANELS": neighbours, "PAIRS": weights.in_pairs, "SCALED": is_scaled}
+        is_scaled = not weights.in_pairs or weights.bits < 8 or group != depth
+        constants |= {"BITS": weights.bits, "HALF": lines, "PANELS": neighbours, "WORDS": weights.in_words}
+        constants |= {"PAIRS": weights.in_pairs, "SCALED": is_scaled}
         programs = simplify(lift(ceil_divide(rows, at_once)) * across)
         multiplied = x.dtype if target.dot_rate(x.dtype, 2 if weights.in_pairs else 1) > 1 else float32
         name = f"{slots.stored.name}.numbers{at_most if last is False else ''}"
         operands["numbers"] = numbers = Value(name, multiplied, (programs, neighbours * lines * width))
+    elif weights.in_words:
+        kernel = few_rows_of_words
+        constants["CHAINS"] = max(1, _CHAINS // at_once)
     else:
-        run = min(weights.constants["GROUP"], lines)
-        constants["CHAINS"] = gcd(run, max(1, _CHAINS // at_once))
+        kernel = few_rows
+        constants |= {"BITS": weights.bits, "HALF": lines}
+        constants["CHAINS"] = gcd(min(group, lines), max(1, _CHAINS // at_once))
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(rows, at_once), across, 1)
     condition = None if last else (rows, at_most)
-    return KernelCall(many_rows if neighbours else few_rows, operands, types, constants, grid, condition), numbers
+    return KernelCall(kernel, operands, types, constants, grid, condition), numbers
 
 
 def _sharers(blocks: Size, target: Target) -> Size:

@@ -5,6 +5,10 @@ Weights lie in panels of `WIDTH` columns: 8 bits as [columns/WIDTH][depth][WIDTH
 lines of a panel (half a block of nibbles, whose low bits are as many steps of the depth as its high ones) are one step
 of the outer loop; `HALF` and `GROUP` divide one another.  `ZERO` is the number that every code is more than its
 integer; with `ZEROS` the zero points come on top.
+
+CPUs that look up numbers of a small table in a register have 4 bits eight to a word, as `words` of the packing: one
+shift of a vector of words and one look-up give the weights of one step.  Byte by byte it takes twice the instructions.
+Groups are whole words there, and `HALF` is so many steps of the depth.
 """
 
 # mypy: ignore-errors
@@ -94,6 +98,33 @@ def no_sums(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @tilewright.jit
+def sum_of_chains(sums, chains, scale, ROWS: tl.constexpr, CHAINS: tl.constexpr):
+    """`sums` of each row plus those of a group times its scale."""
+    total = ()
+    for row in tl.static_range(ROWS):
+        added = chains[0][row]
+        for chain in tl.static_range(1, CHAINS):
+            added += chains[chain][row]
+        total = total + (sums[row] + added * scale,)
+    return total
+
+
+@tilewright.jit
+def store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+               MASK_M: tl.constexpr, MASK_N: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """Store `ROWS` rows of a panel's columns with what follows the product."""
+    column = panel * WIDTH + tl.arange(0, WIDTH)
+    mask = within(column, columns, MASK_N)
+    for row in tl.static_range(ROWS):
+        stored = mask
+        if MASK_M:
+            stored = and_masks(mask, first + row < rows)
+        output_row = first.to(tl.int64) + row
+        result = EPILOGUE(sums[row], output_row, column, stored, extra)
+        tl.store(out + output_row * c_row + column, result, mask=stored)
+
+
+@tilewright.jit
 def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
              GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr,
              ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, CHAINS: tl.constexpr = 1,
@@ -123,28 +154,52 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
                 for step in range(0, run, CHAINS):
                     found = ()
                     for chain in tl.static_range(CHAINS):
-                        numbers = one_part(tl.load(codes + (step + chain) * WIDTH), part, BITS)
+                        stored = tl.load(codes + (step + chain) * WIDTH, cache_modifier=".cs")
+                        numbers = one_part(stored, part, BITS)
                         weights = centred(numbers, zero, BITS, ZERO, ZEROS)
                         found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
                                                       ROWS, not MASK_M),)  # fmt: skip
                     chains = found
-                scale = tl.load(scales + place).to(tl.float32)
-                total = ()
-                for row in tl.static_range(ROWS):
-                    added = chains[0][row]
-                    for chain in tl.static_range(1, CHAINS):
-                        added += chains[chain][row]
-                    total = total + (sums[row] + added * scale,)
-                sums = total
-    column = panel * WIDTH + lane
-    mask = within(column, columns, MASK_N)
-    for row in tl.static_range(ROWS):
-        stored = mask
-        if MASK_M:
-            stored = and_masks(mask, first + row < rows)
-        output_row = first.to(tl.int64) + row
-        result = EPILOGUE(sums[row], output_row, column, stored, extra)
-        tl.store(out + output_row * c_row + column, result, mask=stored)
+                scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+                sums = sum_of_chains(sums, chains, scale, ROWS, CHAINS)
+    store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, ROWS, MASK_M, MASK_N, EPILOGUE)
+
+
+@tilewright.jit
+def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, GROUP: tl.constexpr,
+                      WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
+                      MASK_M: tl.constexpr, MASK_N: tl.constexpr, CHAINS: tl.constexpr = 1,
+                      EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """`ROWS` rows by a panel, sums of a group in registers: for each row `CHAINS` that do not wait for each other.
+    Grid: (blocks of rows, panels)."""
+    first = tl.program_id(0) * ROWS
+    panel = tl.program_id(1)
+    lane = tl.arange(0, WIDTH)
+    table = (tl.arange(0, 16) - ZERO).to(tl.float32)
+    groups = depth // GROUP
+    base = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH) + lane
+    x = x + first.to(tl.int64) * x_row
+    last = rows - first
+    sums = no_sums(ROWS, WIDTH)
+    for group in range(0, groups):
+        place = (panel * groups + group) * WIDTH + lane
+        chains = ()
+        for _ in tl.static_range(CHAINS):
+            chains = chains + (no_sums(ROWS, WIDTH),)
+        for start in range(group * GROUP, group * GROUP + GROUP, 8):
+            words = tl.load(base + start // 8 * WIDTH, cache_modifier=".cs")
+            for step in tl.static_range(0, 8, CHAINS):
+                found = ()
+                for chain in tl.static_range(CHAINS):
+                    weights = tl.gather(table, (words >> 4 * (step + chain)) & 15, 0)
+                    if ZEROS:
+                        weights = weights - tl.load(zeros + place).to(tl.float32)
+                    found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row, ROWS,
+                                                  not MASK_M),)  # fmt: skip
+                chains = found
+        scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+        sums = sum_of_chains(sums, chains, scale, ROWS, CHAINS)
+    store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, ROWS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit
@@ -196,26 +251,67 @@ def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GR
 
 
 @tilewright.jit
+def number_at(words, STEP: tl.constexpr, zero, scale):
+    """float32 of the weights of one of the eight steps."""
+    return (((words >> 4 * STEP) & 15).to(tl.int32) - zero).to(tl.float32) * scale
+
+
+@tilewright.jit
+def widen_words(w, scales, zeros, numbers, panel, begin, depth, GROUP: tl.constexpr, LINES: tl.constexpr,
+                WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+    """Store `LINES` steps of a panel as floats [LINES][WIDTH]; with `PAIRS` as bfloat16 [LINES/2][WIDTH][2], which are
+    written as words."""
+    run: tl.constexpr = GROUP if GROUP < LINES else LINES
+    runs = tl.arange(0, LINES // run)[:, None, None]
+    word = runs * (run // 8) + tl.arange(0, run // 8)[None, :, None]
+    lane = tl.arange(0, WIDTH)[None, None, :]
+    panel_words = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH)
+    words = tl.load(panel_words + (begin // 8 + word) * WIDTH + lane)
+    place = (panel * (depth // GROUP) + begin // GROUP + runs) * WIDTH + lane
+    zero = ZERO
+    if ZEROS:
+        zero = tl.load(zeros + place).to(tl.int32)
+    scale = tl.load(scales + place).to(tl.float32)
+    if PAIRS:
+        pairs = numbers.to(tl.pointer_type(tl.uint32), bitcast=True)
+        for step in tl.static_range(4):
+            low = upper_half(number_at(words, 2 * step, zero, scale), True) >> 16
+            high = upper_half(number_at(words, 2 * step + 1, zero, scale), True)
+            tl.store(pairs + (word * 4 + step) * WIDTH + lane, low | high)
+    else:
+        for step in tl.static_range(8):
+            found = number_at(words, step, zero, scale)
+            tl.store(numbers + (word * 8 + step) * WIDTH + lane, found.to(numbers.dtype.element_ty))
+
+
+@tilewright.jit
 def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
               GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, PANELS: tl.constexpr, ROWS: tl.constexpr,
               ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr,
-              MASK_M: tl.constexpr, MASK_N: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+              MASK_M: tl.constexpr, MASK_N: tl.constexpr, WORDS: tl.constexpr = False,
+              EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`ROWS` rows by blocks of `PANELS` panels: lines of these become floats in `numbers`, which has room for them for
     each program and so stays in its caches, then a product of floats of that type.  Panels beyond the last one are read
     as the last.  Where numbers are not `SCALED`, sums are: a group is the whole depth.  Grid: (blocks of rows, programs
     that share the blocks of panels)."""
+    parts: tl.constexpr = 1 if WORDS else 8 // BITS
     numbers += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (PANELS * HALF * WIDTH)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     step = tl.arange(0, HALF)[None, :]
     panels = tl.cdiv(columns, WIDTH)
     for block in range(tl.program_id(1), tl.cdiv(panels, PANELS), tl.num_programs(1)):
         acc = tl.zeros((ROWS, PANELS * WIDTH), tl.float32)
-        for begin in range(0, depth, HALF * (8 // BITS)):
-            for part in tl.static_range(8 // BITS):
+        for begin in range(0, depth, HALF * parts):
+            for part in tl.static_range(parts):
                 for number in tl.static_range(PANELS):
                     panel = tl.minimum(block * PANELS + number, panels - 1)
-                    widen(w, scales, zeros, numbers + number * (HALF * WIDTH), panel, begin, depth, BITS, GROUP, HALF,
-                          WIDTH, ZERO, ZEROS, part, PAIRS, SCALED)  # fmt: skip
+                    place = numbers + number * (HALF * WIDTH)
+                    if WORDS:
+                        widen_words(w, scales, zeros, place, panel, begin, depth, GROUP, HALF, WIDTH, ZERO, ZEROS,
+                                    PAIRS)  # fmt: skip
+                    else:
+                        widen(w, scales, zeros, place, panel, begin, depth, BITS, GROUP, HALF, WIDTH, ZERO, ZEROS, part,
+                              PAIRS, SCALED)  # fmt: skip
                 left = load_strided(x, row, begin + part * HALF + step, x_row, 1, rows, depth, MASK_M, False)
                 right = load_panels(numbers, 0, 0, HALF, PANELS, PANELS, HALF, WIDTH, False, False, 2 if PAIRS else 1)
                 acc = tl.dot(left.to(numbers.dtype.element_ty), right, acc, input_precision="ieee")

@@ -26,7 +26,9 @@ from tilewright.targets.cpu.access import SHAPE_OPS
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
+from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
 from tilewright.targets.cpu.storage import Storage
+from tilewright.targets.cpu.streams import fetch_ahead, is_streamed
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, literal, vector_type
 from tilewright.targets.llvm.conversions import memory_type, register_type
 
@@ -96,6 +98,7 @@ class Evaluator:
         self.storage = storage
         self.scratch = scratch
         self.streams = False  # stores with the cache modifier .cs go around the caches
+        self.table_lanes = 0  # numbers of 32 bits in a register from which gathers can pick
         self.through: SSAValue | None = None  # evaluated although it has a buffer: the one being written
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
         self._scopes = [LoopScope()]
@@ -457,8 +460,10 @@ class Evaluator:
         source, chosen = operation.operands
         axis = integer(operation, "axis")
         storage = self.storage[source]
-        where = self.evaluate(chosen, indices)
         lanes = max(index.lanes for index in indices)
+        if lanes > 1 and fits_register(source.type, self.table_lanes):
+            return self._looked_up(source, chosen, indices)
+        where = self.evaluate(chosen, indices)
 
         def emit() -> LLVMValue:
             builder = self.builder
@@ -486,6 +491,18 @@ class Evaluator:
         valid = self.existing(indices, lanes)
         known = [where, *(index.base for index in indices), *([valid] if valid is not None else [])]
         return self.emit_at(known, emit)
+
+    def _looked_up(self, source: SSAValue, chosen: SSAValue, indices: Indices) -> LLVMValue:
+        """Elements of a table in a register."""
+        places = chosen if chosen in self.storage else low_bits(chosen, self.table_lanes)
+        where = self.evaluate(places, indices)
+
+        def emit() -> LLVMValue:
+            numbers = self.elementwise.converter.cast(where, places.type.dtype, dtypes.int32)
+            storage = self.storage[source]
+            return looked_up(self.builder, self.base_of(storage), storage, numbers, self.table_lanes)
+
+        return self.emit_at([where], emit)
 
     # -- Memory -----------------------------------------------------------------------------------
 
@@ -598,9 +615,12 @@ class Evaluator:
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]
         memory, align = vector_type(memory_type(element), lanes), element.itemsize
+        ahead = is_streamed(operation) and not reverse
 
         def emit() -> LLVMValue:
             builder = self.builder
+            if ahead:
+                fetch_ahead(builder, address, lanes * element.itemsize)
             at = builder.gep(address, 1 - lanes, memory_type(element)) if reverse else address
             turned = builder.reversed if reverse else _as_it_is
             if not masks:

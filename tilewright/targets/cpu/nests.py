@@ -521,7 +521,7 @@ class NestEmitter:
             return 1
         cost = self._body_cost(roots)
         unroll = most if cost <= 4 * len(roots) else min(2, most)
-        if cost > _LONG_BODY:
+        if cost > _LONG_BODY and extent > lanes * unroll:  # without a loop, LLVM keeps what it carries in registers
             unroll = 1
         granularity = self._granularity(roots, axes)
         regular = granularity % lanes == 0

@@ -24,6 +24,7 @@ from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.dot_places import addressable, is_zero
 from tilewright.targets.cpu.program import ProgramOrder
+from tilewright.targets.cpu.register_tables import fits_register
 from tilewright.targets.cpu.target import CPUTarget
 
 LAZY = ELEMENTWISE | SHAPE_OPS | {"constant", "arange", "load", "join", "split", "cat", "gather"}
@@ -231,6 +232,8 @@ class Placement:
         own = _COSTS.get(opcode, 1)
         if opcode in ("divide", "remainder") and not value.type.dtype.is_float:
             own = 4
+        if opcode == "gather" and fits_register(operation.operands[0].type, self.target.table_lanes):
+            own = 1
         return inner + own
 
     def _remark(self, operation: Operation, message: str) -> None:

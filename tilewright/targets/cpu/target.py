@@ -178,6 +178,11 @@ class CPUTarget:
         return self.has("avx512vnni") or self.has("avxvnni") or self.has("dotprod")
 
     @property
+    def table_lanes(self) -> int:
+        """Numbers of 32 bits in a vector register from which one instruction picks for each lane (vpermps); 0: none."""
+        return 16 if self.is_x86 and self.vector_bits == 512 else 0
+
+    @property
     def matrix_registers(self) -> bool:
         """Whether the CPU has AMX tiles."""
         return self.has("amx-tile")

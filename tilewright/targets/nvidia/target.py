@@ -54,7 +54,7 @@ class NvidiaTarget:
     concurrent_kernels = times_kernels = True
     tensor_alignment = 16
     largest_grid = LARGEST_GRID
-    vector_bits = vector_registers = 0  # threads have numbers of their own
+    vector_bits = vector_registers = table_lanes = 0  # threads have numbers of their own
     compiles_quickly = quick = False
     reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
 
