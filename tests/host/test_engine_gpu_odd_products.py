@@ -9,7 +9,7 @@ from tests.host.cuda_stand_in import Driver
 from tests.rounding import product_bound
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes import align_products
 
@@ -87,3 +87,23 @@ def test_transposed_left_operands_of_any_depth(
     exact = left.astype(np.float64).T @ right.astype(np.float64)
     found = engine.run({"x": left, "w": right})["y"].astype(np.float64)
     assert (np.abs(found - exact) <= product_bound(np.ascontiguousarray(left.T), right, float16)).all()
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize(("batches", "rows", "depth"), [(1, 37, 1001), (65, 5, 9), (3, 64, 512)])
+def test_matrices_times_vectors_are_sums_of_float32_terms(
+    batches: int, rows: int, depth: int, dtype: DType, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("vector")
+    x, v = b.input("x", dtype, (batches, rows, depth)), b.input("v", dtype, (batches, depth, 1))
+    b.output(b.op("matmul", [x, v]), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert "of products" in engine.plan.steps[0].evidence["chosen"]
+    left, right = (
+        rng.standard_normal(shape).astype(dtype.numpy) for shape in ((batches, rows, depth), (batches, depth, 1))
+    )
+    exact = left.astype(np.float64) @ right.astype(np.float64)
+    found = engine.run({"x": left, "v": right})["y"].astype(np.float64)
+    for number in range(batches):
+        bound = product_bound(left[number], right[number], dtype)
+        assert (np.abs(found[number] - exact[number]) <= bound).all()

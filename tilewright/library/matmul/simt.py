@@ -53,8 +53,9 @@ def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidat
             raise NotImplementedError("the halves of this product do not meet in one kernel")
         return found
     found = product_candidates(problem, epilogue_slots(group, graph), group, target, graph)
-    if problem.columns == 1 and group.anchor.output.dtype == float32 and not target.tf32:
-        # A matrix times a vector: rows are read as those of a sum are.
+    dtype = group.anchor.output.dtype
+    if problem.columns == 1 and dtype.is_float and (dtype.bits == 16 or (dtype == float32 and not target.tf32)):
+        # A matrix times a vector: rows are read as those of a sum are, whose terms are float32.
         sums = gpu_reduction(as_sum_of_products(group), graph, target)
         found += [replace(candidate, name=f"{candidate.name} of products") for candidate in sums]
     return found
