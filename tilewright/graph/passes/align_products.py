@@ -25,6 +25,8 @@ _LEAST_SIDE = 256  # rows and columns of float32, which pay for copies of the ot
 # Multiply-adds of 16 bits with a number that is copied: with 21 of them products are faster without the copies, with 23
 # a bit slower, with 61 much (H200, 2026-11-29).
 _LEAST_USE = 22
+# Rows of one tile: a right operand whose rows begin at multiples of 4 bytes is read by pairs, ahead of the products.
+_ONE_TILE_ROWS, _PAIR = 64, 4
 _LEAST_WORK = {16: 1 << 25, 32: 1 << 30}  # multiply-adds that are worth the copies, by the bits of a number
 
 
@@ -58,6 +60,9 @@ def _aligned(node: Node, rewriter: GraphRewriter, row_bytes: int, tile_columns: 
         wider = 0 if transposed else wider
         if b.rank > 2 or min(rows, columns) < _LEAST_SIDE:
             return None
+    by_pairs = b.shape[-1] * b.dtype.itemsize % _PAIR == 0 and a.dtype != float32  # type: ignore[operator]
+    if by_pairs and rows <= _ONE_TILE_ROWS and rewriter.constant(b) is None:
+        return None
     if not (more or wider) or rows * depth * columns < _LEAST_WORK[a.dtype.bits] or rows < aligned:
         return None
     if a.dtype != float32 and rows * columns < _LEAST_USE * _copied(node, (rows, columns), more, wider, rewriter):

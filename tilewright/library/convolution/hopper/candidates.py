@@ -67,6 +67,13 @@ def is_padded(x: Value, w: Value) -> bool:
     return not divides(_TILED_BYTES, lift(w.shape[1]) * x.dtype.itemsize)
 
 
+def is_mostly_zeros(anchor: Node, x: Value, w: Value) -> bool:
+    """Whether so many channels of zeros are added to a padded image that another kernel may be faster."""
+    channels = x.shape[-1]
+    assert isinstance(channels, int)
+    return _Runs.of(anchor, x, w, 1).wide >= 2 * channels
+
+
 def has_short_rows(anchor: Node, x: Value, w: Value) -> bool:
     """Whether a pixel's channels are so few that lines of windows are better read as runs of a copy of the image."""
     channels, (_, kernel_x) = w.shape[1], _window(w)
@@ -186,9 +193,16 @@ def _configs(
     problem = ConvolutionProblem(
         images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
         tl.dtype(x.dtype), tl.dtype(stored), None if w.dtype == x.dtype else tl.dtype(w.dtype), residual,
-        prod(map(at, x.shape)) * x.dtype.itemsize, work,
+        prod(map(at, x.shape)) * x.dtype.itemsize, work, _is_overlapped(image),
     )  # fmt: skip
     return list(ranked_configs(problem, machine)[:MOST_HOPPER_CANDIDATES])
+
+
+def _is_overlapped(image: _Image) -> bool:
+    """Whether pixels are runs of memory that begin 32 bytes apart or less."""
+    apart = image.strides[2]
+    near = isinstance(apart, int) and apart * image.place.dtype.itemsize <= SHORT_PIXEL
+    return near and expected(apart) < image.shape[3]
 
 
 def _described(config: ConvolutionConfig) -> str:

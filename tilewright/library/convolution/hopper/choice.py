@@ -27,8 +27,11 @@ _SPAN = 700.0
 _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
 _CONVOLUTION_FILL = 1200.0
-# For each row of a tensor copy that is no longer than 32 bytes: 5x8x51x51 by 9x9 took 28 us (H200, 2026-11-29).
-_SHORT_ROW_BYTES, _SHORT_ROW_CLOCKS = 32, 4.0
+# Of a stage, and of each row of its copies: rows that are no longer than 32 bytes, and runs of memory that reach over
+# each other (H200, 2026-11-29: stages of 80, 144 and 208 short rows took 361, 384 and 474, of 96, 160 and 224 runs 483,
+# 731 and 921).
+_STAGE_CLOCKS, _SHORT_ROW, _RUN = 200.0, 1.3, 3.3
+_SHORT_ROW_BYTES = 32
 _FEW_SHARED = 3  # configs whose CTAs share their depth that are listed before others
 
 
@@ -61,8 +64,9 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     instruction = 2 * 64 * 16 * config.BN / machine.wgmma
     multiplied = config.units * config.BK * config.INPUT.itemsize / 32 * max(instruction, 16 + config.BN / 4)
     loaded = config.stage_bytes / machine.l2_windows
-    if config.BK * config.INPUT.itemsize <= _SHORT_ROW_BYTES:
-        loaded = max(loaded, (config.units * config.pixels + config.BN) * _SHORT_ROW_CLOCKS)
+    if problem.overlapped or config.BK * config.INPUT.itemsize <= _SHORT_ROW_BYTES:
+        rows = config.units * config.pixels + config.BN
+        loaded = max(loaded, _STAGE_CLOCKS + rows * (_RUN if problem.overlapped else _SHORT_ROW))
     elements = UNIT_PIXELS * config.units * config.stored_columns
     epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work)
     if config.SPLIT > 1:

@@ -23,6 +23,7 @@ from tilewright.library.convolution.hopper.candidates import (
     has_short_rows,
     hopper_candidates,
     hopper_rows,
+    is_mostly_zeros,
     is_padded,
 )
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
@@ -81,7 +82,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
                  for candidate in product_candidates(problem, slots, group, target)
                  if not copied or candidate.name != "tiled matmul"]  # fmt: skip
         found += folded_pixels(group, graph, target)
-    elif not copied:
+    elif not copied or (w not in graph.constants and is_padded(x, w) and is_mostly_zeros(anchor, x, w)):
         found = _implicit(group, slots, weights.operand, target)
         found += winograd_convolution(group, slots, graph, target)
     found = [preceded_by(moves, preceded_by(weights, candidate)) for candidate in found]
