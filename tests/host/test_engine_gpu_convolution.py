@@ -111,6 +111,7 @@ def test_lines_of_windows_as_runs_by_weights_that_are_inputs(
     kernel: tuple[int, int], stride: Any, pad: Any,
 ) -> None:  # fmt: skip
     """Of few channels, with a copy of the image that is the only one of it."""
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.is_mostly_zeros", lambda *arguments: False)
     b = GraphBuilder("runs")
     x = b.input("x", float16, (2, channels, 17, 19))
     w = b.input("w", float16, (outputs, channels, *kernel))
@@ -124,6 +125,15 @@ def test_lines_of_windows_as_runs_by_weights_that_are_inputs(
     exact = run(graph, inputs)["y"]
     found = engine.run(inputs)["y"].astype(np.float64)
     assert np.max(np.abs(found - exact)) <= 2.0**-9 * np.max(np.abs(exact))
+
+
+def test_one_channel_by_weights_that_are_inputs_is_no_copy_of_mostly_zeros(
+    driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("one channel")
+    x, w = b.input("x", float16, (2, 1, 40, 40)), b.input("w", float16, (16, 1, 9, 9))
+    b.output(b.op("conv", [x, w], strides=(1, 1), padding=((4, 4), (4, 4)), dilation=(1, 1)), "y")
+    check(b.finish(), rng, (), "implicit matmul")
 
 
 @pytest.mark.slow(but_every=2)

@@ -60,7 +60,7 @@ def _aligned(node: Node, rewriter: GraphRewriter, row_bytes: int, tile_columns: 
         wider = 0 if transposed else wider
         if b.rank > 2 or min(rows, columns) < _LEAST_SIDE:
             return None
-    by_pairs = b.shape[-1] * b.dtype.itemsize % _PAIR == 0 and a.dtype != float32  # type: ignore[operator]
+    by_pairs = b.shape[-1] * b.dtype.itemsize % _PAIR == 0 and a.dtype != float32
     if by_pairs and rows <= _ONE_TILE_ROWS and rewriter.constant(b) is None:
         return None
     if not (more or wider) or rows * depth * columns < _LEAST_WORK[a.dtype.bits] or rows < aligned:
