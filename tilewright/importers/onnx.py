@@ -558,7 +558,8 @@ class _Importer:
         if kind == AttributeProto.STRING:
             return _text(attribute.s, attribute.name)
         if kind == AttributeProto.STRINGS:
-            return [_text(item, attribute.name) for item in attribute.strings]
+            texts = {item: _text(item, attribute.name) for item in set(attribute.strings)}  # trees repeat a few of them
+            return [texts[item] for item in attribute.strings]
         if kind == AttributeProto.INT and attribute.name in TYPE_ATTRIBUTES:
             if attribute.i not in DTYPES:
                 raise Unsupported(f"the element type {type_name(attribute.i)}", "use a real number type")
