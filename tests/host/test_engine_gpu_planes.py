@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver
+from tests.rounding import graph_bounds
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import float32
+from tilewright.dtypes import DType, float16, float32
 from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -163,3 +164,21 @@ def test_networks_of_many_whole_convolutions_are_channels_last(convolutions: int
         if node.op == "conv"
     }
     assert layouts == {"planes" if first else "NCHW"}
+
+
+@pytest.mark.parametrize("dtype", [float32, float16])
+def test_large_windows_of_few_columns_stay_channels_first(
+    dtype: DType, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("large")
+    x, w = b.input("x", dtype, (2, 6, 19, 23)), b.input("w", dtype, (6, 2, 13, 13))
+    b.output(b.op("conv", [x, w], strides=(2, 2), padding=((6, 6),) * 2, dilation=(1, 1), groups=3), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    assert engine.kernel_name(engine.plan.steps[-1].choices[-1].kernel) == "few_planes"
+    inputs = {
+        "x": rng.standard_normal(x.shape).astype(dtype.numpy),
+        "w": rng.standard_normal(w.shape).astype(dtype.numpy),
+    }
+    exact, bound = run(graph, inputs)["y"], graph_bounds(graph, inputs)["y"]
+    assert (np.abs(engine.run(inputs)["y"] - exact) <= bound).all()

@@ -23,7 +23,14 @@ from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, assign
 from tilewright.targets.gpu.memory_order import ordering_barriers
 from tilewright.targets.gpu.scratch import scratch_sizes
 from tilewright.targets.gpu.shared_memory import allocate
-from tilewright.targets.gpu.transfer import conversion_plan, default_layout, gathered, operand_layout, padded
+from tilewright.targets.gpu.transfer import (
+    blocked_layout,
+    conversion_plan,
+    default_layout,
+    gathered,
+    operand_layout,
+    padded,
+)
 from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
@@ -260,3 +267,14 @@ def test_lanes_exchange_neighbours_so_that_each_has_a_vector(shape: tuple[int, i
     assert there.vectors("register")[:3] == ((0, 1), (0, 2), (0, 4)) and there.shape == home.shape
     assert isinstance(conversion_plan(home, there, 16), Shuffles)
     assert gathered(there, 1, 8) == there and gathered(home, 0, 8) == home  # rows are too far apart
+
+
+def test_lanes_follow_the_axis_of_an_access_of_single_elements():
+    layout = blocked_layout((256, 8), 0, 1, 4, 32)
+    assert layout.vectors("lane") == tuple((1 << bit, 0) for bit in range(5))
+
+
+def test_threads_have_neighbours_along_a_scanned_axis():
+    layout = blocked_layout((512, 8), 1, 1, 8, 32, 0, 0)
+    assert layout.vectors("register") == ((1, 0), (2, 0), (4, 0), (8, 0))
+    assert layout.vectors("lane")[:3] == ((0, 1), (0, 2), (0, 4))

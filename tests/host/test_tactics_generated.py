@@ -310,3 +310,12 @@ def test_one_column_beside_several(draw: Draw, compiled: bool) -> None:
     one, three = b.input("one", float32, (n, 1)), b.input("three", float32, (n, 3))
     b.output(b.op("relu", [b.op("concat", [b.op("negate", [one]), three, one], axis=1)]))
     check(b.finish(), {"one": draw(4, 1), "three": draw(4, 3)}, compiled)
+
+
+def test_tiles_with_a_short_side_are_long() -> None:
+    b = GraphBuilder("short")
+    x = b.input("x", float32, (5, 257047))
+    y = b.op("permute", [x], order=(1, 0))
+    b.output(y, "y")
+    call = elementwise_call(b.finish().nodes, [Result(y, y)], {}, NvidiaTarget.named("sm_90a"))
+    assert call.constants == {"TILE_ROWS": 256, "TILE_COLUMNS": 8}

@@ -141,7 +141,7 @@ def _as_it_is(value, row, column, mask, extra):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kernel", ["cpu", "one block", "blocks", "columns"])
+@pytest.mark.parametrize("kernel", ["cpu", "one block", "blocks", "columns", "one block of columns"])
 def test_running_sums_of_nothing_touch_nothing(kernel: str, reverse: bool) -> None:
     """The grid of a running sum does not depend on its length, which may be 0 at run time."""
     memory, combine = np.ones(64, np.float32), {"TYPE": tl.float32, "COMBINE": sum_of, "REVERSE": reverse}
@@ -150,8 +150,9 @@ def test_running_sums_of_nothing_touch_nothing(kernel: str, reverse: bool) -> No
     with settings.scope(interpret=True):
         if kernel == "cpu":
             cumulative[(2, 1)](nothing, out, 0, 5, BLOCK=8, **combine)
-        elif kernel == "columns":
-            simt_kernel.cumulative_columns[(1,)](out, out, 0, 5, 8, nothing, BLOCK_R=4, **combine, **slots)
+        elif "columns" in kernel:
+            constants = {"BLOCK_R": 4, "ONE_BLOCK": kernel != "columns", **combine, **slots}
+            simt_kernel.cumulative_columns[(1,)](out, out, 0, 5, 8, nothing, **constants)
         else:
             whole = kernel == "one block"
             simt_kernel.cumulative_rows[(1,)](out, out, 2, 0, 8, nothing, ROWS=2, WHOLE=whole, **combine, **slots)
@@ -187,3 +188,15 @@ def test_blocks_of_sums_over_rows(shape: tuple[int, ...], block: tuple[int, int]
     (group,) = fuse(graph).groups
     call = candidates(group, graph, NvidiaTarget.named("sm_90a"))[0].stages[0].calls[0]
     assert (call.constants["BLOCK_R"], call.constants["BLOCK"]) == block
+
+
+@pytest.mark.parametrize(("shape", "launches"), [((3, 1920, 31), 1), ((3, 12736, 7), 2), ((59, 192, 63), 1)])
+def test_columns_of_medium_length_are_one_block_each(shape: tuple[int, int, int], launches: int) -> None:
+    """Blocks that follow each other leave a GPU idle: few columns take narrow blocks, or parts with a block each."""
+    b = GraphBuilder("running")
+    b.output(b.op("cumsum", [b.input("x", float32, shape)], axis=1), "y")
+    graph, target = b.finish(), NvidiaTarget.named("sm_90a")
+    (group,) = fuse(graph, False).groups
+    (candidate,) = candidates(group, graph, target)
+    calls = [call for stage in candidate.stages for call in stage.calls]
+    assert len(calls) == launches and calls[-1].constants["ONE_BLOCK"]

@@ -55,13 +55,14 @@ class VectorAccess:
 
 
 def widest_access(layout: LinearLayout, facts: Facts, element_bytes: int) -> VectorAccess:
-    """The widest vectors that the registers of a layout and the facts allow.
+    """The widest vectors that the registers of a layout and the facts allow; of equal ones along the axis along which
+    memory is contiguous.
 
     A register that repeats another's element is not accessed (stores would write twice, loads are copied).
     """
     rank = len(layout.shape)
     widths = [min(_neighbours(layout, axis), facts.run(axis, element_bytes)) for axis in range(rank)]
-    axis = max(range(rank), key=lambda candidate: (widths[candidate], candidate), default=0)
+    axis = max(range(rank), key=lambda each: (widths[each], facts.contiguity[each], each), default=0)
     if not rank:
         return VectorAccess(0, ((0,),))
     return VectorAccess(axis, _groups(layout, axis, widths[axis]))

@@ -26,6 +26,7 @@ from tilewright.symbolic import lift, product, simplify, upper_bound
 _SHARED = 16  # taps of channels-last windows from which on it pays that a thread has parts of them in registers
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
 _POOLS = ("max_pool", "average_pool")
+_SEPARATE = 2  # times as many elements read, from which on two steps are faster: the first one writes what it has
 
 
 def convolutions_of_planes(graph: Graph, exact: bool, columns: int, taps: int, shared_taps: int) -> Graph:
@@ -55,7 +56,9 @@ def _is_of_few_channels(node: Node, columns: int, most_taps: int, shared_taps: i
     if groups == 1 or x.dtype not in (float32, float16, bfloat16) or not isinstance(taps, int):
         return False
     shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and _SHARED < taps <= shared_taps
-    return not shares and taps <= most_taps and isinstance(w.shape[0], int) and w.shape[0] <= groups * columns
+    line = w.shape[-1]
+    short = isinstance(line, int) and line <= most_taps
+    return not shares and short and isinstance(w.shape[0], int) and w.shape[0] <= groups * columns
 
 
 def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
@@ -69,6 +72,37 @@ def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None  # places in an image are numbers of 32 bits
     rewriter.remark(f"{node.op} %{node.output.name} stays channels-first")
     return rewriter.op("conv", node.inputs, **{**node.attributes, "layout": "planes"})
+
+
+def pools_of_volumes(graph: Graph) -> Graph:
+    """The graph with pools of volumes that one kernel does; the same graph when it has none.
+
+    Others become one over the depth and one over the images (`decompose`), which reads less where windows overlap much.
+    Beside convolutions, whose images are channels-last, all do.
+    """
+    if any(node.op == "conv" for node in graph.nodes):
+        return graph
+    return apply_rules(graph, {op: [_of_volumes] for op in _POOLS})
+
+
+def _of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """A pool of [N, C, depth, height, width], each channel as a volume with one channel."""
+    (x,) = node.inputs
+    if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node):
+        return None
+    planes = simplify(lift(x.shape[0]) * x.shape[1])
+    volumes = rewriter.op("reshape", [x], shape=(planes, *x.shape[2:], 1))
+    result = rewriter.op(node.op, [volumes], **{**node.attributes, "layout": "NHWC"})
+    rewriter.remark(f"{node.op} %{node.output.name} reads volumes channel by channel")
+    return rewriter.op("reshape", [result], shape=node.output.shape)
+
+
+def _is_separate(node: Node) -> bool:
+    """Whether a pool of volumes is better done along the depth first, by what both read for an element of a slice."""
+    deep, *across = node.attributes["kernel"]
+    taps, step = product(across), product(node.attributes["strides"][1:])
+    alone = deep == 1 or taps == 1  # it has one of both steps only
+    return alone or deep * taps > _SEPARATE * (step * deep + taps)
 
 
 def pools_of_planes(graph: Graph) -> Graph:

@@ -491,21 +491,50 @@ def _tile_kernel(
     outer_names = names_of(len(outer), "plane")
     ordered = [*outer, row, column]
     writer = Writer(traced.tracer, references, ordered, [*outer_names, "row", "column"], "mask")
-    body = ["row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]"]
-    body.append("column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS))[None, :]")
+    planes = product([variable.extent for variable in outer])
+    rows, columns = _tile(row.extent, column.extent, planes, loops)
+    starts = [
+        # Known to begin at 0, so that what a tile has beyond the dimension is never read.
+        "" if loops.blocks and _covers(count, variable.extent) else f"tl.program_id({axis}) * {name} + "
+        for axis, (name, count, variable) in enumerate((("TILE_ROWS", rows, row), ("TILE_COLUMNS", columns, column)))
+    ]
+    body = [f"row = ({starts[0]}tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]"]
+    body.append(f"column = ({starts[1]}tl.arange(0, TILE_COLUMNS))[None, :]")
     body.append(f"mask = (row < {writer.size(row.extent)}) & (column < {writer.size(column.extent)})")
     if outer:
         body += ["plane = tl.program_id(2).to(tl.int64)", *decompose(outer, outer_names, "plane", writer)]
     body += _store_all(traced, writer)
-    total = product([variable.extent for variable in variables])
-    large = all(divides(loops.tile, variable.extent) for variable in (row, column))
-    tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TRANSPOSED_TILE
-    rows, columns = (
-        min(variable.extent, tile) if isinstance(variable.extent, int) else tile for variable in (row, column)
-    )
-    planes = product([variable.extent for variable in outer])
     grid = (ceil_divide(row.extent, rows), ceil_divide(column.extent, columns), planes)
     return _finish(name, writer, references, {"TILE_ROWS": rows, "TILE_COLUMNS": columns}, body, grid)
+
+
+def _covers(block: int, extent: Size) -> bool:
+    """Whether one block has all of a dimension."""
+    return isinstance(extent, int) and block >= extent
+
+
+def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing) -> tuple[int, int]:
+    """The rows and columns of a tile: as many of both; on GPUs powers of two, and where one of them is short more of
+    the other, so that a program has as much to do as one of a square tile."""
+    total = product([planes, row, column])
+    large = all(divides(loops.tile, extent) for extent in (row, column))
+    tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TRANSPOSED_TILE
+    rows, columns = (min(extent, tile) if isinstance(extent, int) else tile for extent in (row, column))
+    if not loops.blocks:
+        return rows, columns
+    if min(rows, columns) == tile or not isinstance(total, int):
+        return next_power_of_2(rows), next_power_of_2(columns)
+    if rows < columns:
+        return next_power_of_2(rows), _long_side(rows, column, total, loops)
+    return _long_side(columns, row, total, loops), next_power_of_2(columns)
+
+
+def _long_side(short: int, extent: Size, total: int, loops: WorkSharing) -> int:
+    """How far a tile goes along a dimension where it has all `short` elements of the other."""
+    most = loops.tile**2 // next_power_of_2(short)
+    while most > TRANSPOSED_TILE and (most >= 2 * expected(extent) or total < _LARGE_TILES * short * most):
+        most //= 2
+    return max(TRANSPOSED_TILE, most)
 
 
 def next_power_of_2(number: int) -> int:

@@ -53,20 +53,21 @@ def pool_problem(group: Group, graph: Graph) -> PoolProblem:
     assert anchor is not None
     x, attributes = anchor.inputs[0], anchor.attributes
     assert x is not None
-    if x.rank not in (3, 4):
+    if x.rank not in (3, 4) and (x.rank != 5 or x.shape[-1] != 1):
         raise UnsupportedOperationError(
             f"{anchor.op} (from {anchor.source or 'the graph'}) of {x!r}: there are kernels for one and two spatial "
-            "dimensions"
+            "dimensions, and for three of images with one channel"
         )
     if attributes["layout"] != "NHWC" or any(x in node.outputs for node in group.prologue):
         raise NotImplementedError("channels-first pooling")
-    constants = {**window_constants(attributes["kernel"], attributes), "TYPE": language_type(x.dtype)}
+    axes = "ZYX" if x.rank == 5 else "YX"
+    constants = {**window_constants(attributes["kernel"], attributes, axes), "TYPE": language_type(x.dtype)}
     is_max = anchor.op == "max_pool"
     if is_max:
         constants["LOWEST"] = float("-inf") if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
     else:
         counted = attributes["padding"] if attributes["count_include_pad"] else ()
-        for letter, (low, high) in zip("YX", (((0, 0), (0, 0)) + tuple(counted))[-2:], strict=True):
+        for letter, (low, high) in zip(axes, (((0, 0),) * 3 + tuple(counted))[-len(axes) :], strict=True):
             constants[f"COUNT_{letter}"], constants[f"COUNT_END_{letter}"] = low, high
     slots = epilogue_slots(group, graph)
     return PoolProblem(group, x, anchor.output, attributes["kernel"], is_max, constants, slots)

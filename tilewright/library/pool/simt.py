@@ -15,12 +15,14 @@ from tilewright.library.pool import simt_kernel
 from tilewright.library.pool.portable import portable_pool
 from tilewright.library.pool.problem import PoolProblem, pool_problem
 from tilewright.library.pool.simt_kernel import UNROLLED
+from tilewright.library.pool.volume_kernel import pool_of_volumes
 from tilewright.library.windows import window_cost
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 _CTA_ELEMENTS = 1024  # eight for each of 128 threads
 _CHANNELS = 128  # at most, of a block
+_VOLUME_PIXELS = 512  # four for each of 128 threads
 _LARGE = 25  # taps of a window whose lines are better added up as they lie
 _LINE = 2048  # elements of a line that a CTA has
 _MOST_LINE_TAPS = 64  # of a line of such a window
@@ -43,6 +45,8 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if upper_bound(product(x.shape[1:])) >= 2**31:
         return [portable_pool(problem, target)]
     problem = replace(problem, slots=problem.slots.rounded())
+    if x.rank == 5:
+        return [_of_volumes(problem, target)]
     block = channel_block(problem.channels)
     rows = max(1, _CTA_ELEMENTS // block)
     kernel = simt_kernel.max_pool if problem.is_max else simt_kernel.average_pool
@@ -60,7 +64,7 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 def _same_windows(constants: Mapping[str, Any], extents: tuple[Size, ...], results: tuple[Size, ...]) -> dict[str, Any]:
     """Constants of pools whose windows all lie inside the image, or all have the same divisor."""
     whole, same, taps = True, "COUNT_Y" in constants, 1
-    for letter, extent, result in zip("YX"[-len(extents) :], extents, results, strict=True):
+    for letter, extent, result in zip("ZYX"[-len(extents) :], extents, results, strict=True):
         kernel, stride, pad, step = (constants[f"{name}_{letter}"] for name in ("KERNEL", "STRIDE", "PAD", "DILATION"))
         beyond = upper_bound(simplify((lift(result) - 1) * stride + ((kernel - 1) * step + 1 - pad) - extent))
         whole = whole and pad <= 0 and beyond <= 0
@@ -68,6 +72,21 @@ def _same_windows(constants: Mapping[str, Any], extents: tuple[Size, ...], resul
         taps *= kernel
     found: dict[str, Any] = {"WHOLE": True} if whole and taps <= _MOST_LINE_TAPS else {}
     return {**found, "COUNT": taps} if same else found
+
+
+def _of_volumes(problem: PoolProblem, target: Target) -> Candidate:
+    """Windows of volumes with one channel each, by one kernel."""
+    x, out, extra = problem.image, problem.result, problem.slots.extra
+    constants = {**problem.constants, "IS_MAX": problem.is_max, "ROWS": _VOLUME_PIXELS,
+                 **_same_windows(problem.constants, x.shape[1:-1], out.shape[1:-1]),
+                 "EPILOGUE": problem.slots.function}  # fmt: skip
+    names = ("depth", "height", "width")
+    sizes = {**dict(zip(names, x.shape[1:-1], strict=True)), "pixels": product(out.shape)}
+    sizes |= {f"out_{name}": extent for name, extent in zip(names, out.shape[1:-1], strict=True)}
+    grid = (ceil_divide(product(out.shape), _VOLUME_PIXELS), 1, 1)
+    call = launch(pool_of_volumes, problem.tensors, sizes, constants, grid, extra, _VOLUME_PIXELS // 4)
+    cost = window_cost(problem.group, problem.flops, target)
+    return Candidate("volumes", (Stage((call,)),), cost, (), {"block": f"{_VOLUME_PIXELS} pixels"})
 
 
 def _of_lines(problem: PoolProblem, target: Target) -> list[Candidate]:

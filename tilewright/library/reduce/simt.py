@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tilewright.dtypes import int32, int64
 from tilewright.errors import UnsupportedOperationError
@@ -39,13 +38,12 @@ from tilewright.library.reduce.simt_parts import (
     rest_of_parts,
     share_of,
 )
+from tilewright.library.reduce.simt_tiles import MOST_REDUCED_PARTS, TILE_ELEMENTS, Tiles, running_tiles
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-TILE_ELEMENTS = 4096  # elements of a CTA's tile
 _TILE_COLUMNS = 64  # of a tile along a middle dimension
 ASSUMED_ELEMENTS = 1024  # elements along a tile where their number is known only at run time
-MOST_REDUCED_PARTS = 512
 LEAST_SECOND_LAUNCH = (
     8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
 )
@@ -55,54 +53,6 @@ SHORT_ROWS = 512  # of a CTA, or columns
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 OTHER = 1.02  # the cost of the other number of parts, relative to that of the likely one
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How an input [outer, reduced, inner] is split: tiles of `across` by `along` elements, and parts of `share`.
-
-    `across` counts columns of a middle dimension, or rows where the last one is reduced; `along` elements of the
-    reduced dimension.
-    """
-
-    outer: Size
-    reduced: Size
-    inner: Size
-    across: int
-    along: int
-    parts: int
-    share: Size
-    threads: int
-
-    @property
-    def is_rows(self) -> bool:
-        return self.inner == 1
-
-    @property
-    def grid(self) -> tuple[Size, Size, Size]:
-        """One program for each tile and part."""
-        tiles = ceil_divide(self.outer, self.across)
-        if not self.is_rows:
-            tiles = simplify(lift(self.outer) * ceil_divide(self.inner, self.across))
-        return (simplify(lift(tiles) * self.parts), 1, 1)
-
-    @property
-    def space(self) -> tuple[Size, Size]:
-        """The input as the slots' rows and columns."""
-        return (self.outer, self.reduced) if self.is_rows else (simplify(lift(self.outer) * self.reduced), self.inner)
-
-    @property
-    def sizes(self) -> dict[str, Size]:
-        """The kernels' parameters that say how much there is."""
-        names = {"rows": self.outer} if self.is_rows else {"inner": self.inner}
-        return {**names, "reduced": self.reduced, "share": self.share}
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """Their constants."""
-        if self.is_rows:
-            return {"ROWS": self.across, "BLOCK": self.along, "PARTS": self.parts}
-        return {"BLOCK": self.across, "BLOCK_R": self.along, "PARTS": self.parts}
 
 
 def is_short(rows: Size, columns: Size, processors: int) -> bool:
@@ -178,6 +128,7 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     assert anchor is not None and anchor.inputs[0] is not None
     source, tiles = anchor.inputs[0], _tiles(anchor, target, stores_rows=True)
     dtype = accumulator_type(anchor.op, source.dtype, tiles.reduced)
+    tiles = running_tiles(tiles, source.dtype.itemsize, dtype.itemsize, target.machine())
     prologue, epilogue, extra = reduce_slots(group, graph, tiles.space, tiles.space)
     own = {**tiles.constants, "PROLOGUE": prologue, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype),
            "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op]}  # fmt: skip
@@ -191,6 +142,8 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     kernel = kernels.cumulative_rows if tiles.is_rows else kernels.cumulative_columns
     if tiles.is_rows:
         constants["WHOLE"] = tiles.parts == 1 and upper_bound(tiles.reduced) <= tiles.along
+    else:
+        constants["ONE_BLOCK"] = upper_bound(tiles.share) <= tiles.along
     out = group.outputs[-1]
     tensors = {"out": out, "totals": totals if split else out}
     calls.append(launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.threads))

@@ -250,10 +250,10 @@ def totals_of_columns(totals, reduced, inner, share, *extra, BLOCK_R: tl.constex
 @tilewright.jit
 def cumulative_columns(out, totals, reduced, inner, share, *extra, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr,
                        PARTS: tl.constexpr, LANES: tl.constexpr, INITIAL: tl.constexpr, TYPE: tl.constexpr,
-                       COMBINE: tl.constexpr, REVERSE: tl.constexpr, PROLOGUE: tl.constexpr,
+                       COMBINE: tl.constexpr, REVERSE: tl.constexpr, ONE_BLOCK: tl.constexpr, PROLOGUE: tl.constexpr,
                        EPILOGUE: tl.constexpr):  # fmt: skip
     """The same along a middle dimension, whose slots' rows count [outer, reduced] together; of several parts, after
-    `totals_of_columns`.  Grid: (column blocks * parts * outer,)."""
+    `totals_of_columns`.  `ONE_BLOCK`: no part has more.  Grid: (column blocks * parts * outer,)."""
     index, part, outer, start, stop = own_columns(reduced, inner, share, BLOCK, PARTS)
     column = index[None, :]
     exists = column < inner
@@ -270,19 +270,27 @@ def cumulative_columns(out, totals, reduced, inner, share, *extra, BLOCK_R: tl.c
     inside = place < stop
     coming = read_slot(PROLOGUE, row + place, column, exists & inside, extra, inside, INITIAL, TYPE)
     coming = tl.broadcast_to(coming, (BLOCK_R, BLOCK))
-    for step in range(0, stop - start, BLOCK_R):
-        value = coming
-        place = block_start(start, stop, step, BLOCK_R, REVERSE) + lanes
-        mask = exists & (place < stop)
-        ahead = block_start(start, stop, step + BLOCK_R, BLOCK_R, REVERSE) + lanes
-        inside = (ahead >= start) if REVERSE else (ahead < stop)
-        coming = read_slot(PROLOGUE, row + ahead, column, exists & inside, extra, inside, INITIAL, TYPE)
-        coming = tl.broadcast_to(coming, (BLOCK_R, BLOCK))
-        found = tl.associative_scan(value, 0, COMBINE, REVERSE)
-        first = (part == (PARTS - 1 if REVERSE else 0)) & (step == 0)  # nothing comes before
-        found = tl.where(first, found, COMBINE(total, found))
+    if ONE_BLOCK:
+        found = tl.associative_scan(coming, 0, COMBINE, REVERSE)
+        if PARTS > 1:
+            found = tl.where(part == (PARTS - 1 if REVERSE else 0), found, COMBINE(total, found))
+        mask = exists & inside
         tl.store(out + (row + place) * inner + column, EPILOGUE(found, row + place, column, mask, extra), mask=mask)
-        total = COMBINE(total, tl.reduce(value, 0, COMBINE)[None, :])
+    else:
+        for step in range(0, stop - start, BLOCK_R):
+            value = coming
+            place = block_start(start, stop, step, BLOCK_R, REVERSE) + lanes
+            mask = exists & (place < stop)
+            ahead = block_start(start, stop, step + BLOCK_R, BLOCK_R, REVERSE) + lanes
+            inside = (ahead >= start) if REVERSE else (ahead < stop)
+            coming = read_slot(PROLOGUE, row + ahead, column, exists & inside, extra, inside, INITIAL, TYPE)
+            coming = tl.broadcast_to(coming, (BLOCK_R, BLOCK))
+            found = tl.associative_scan(value, 0, COMBINE, REVERSE)
+            first = (part == (PARTS - 1 if REVERSE else 0)) & (step == 0)  # nothing comes before
+            found = tl.where(first, found, COMBINE(total, found))
+            result = EPILOGUE(found, row + place, column, mask, extra)
+            tl.store(out + (row + place) * inner + column, result, mask=mask)
+            total = COMBINE(total, tl.reduce(value, 0, COMBINE)[None, :])
 
 
 @tilewright.jit

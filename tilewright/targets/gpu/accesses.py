@@ -63,9 +63,18 @@ def plan_accesses(function: Function, facts: Mapping[SSAValue, AxisInfo]) -> dic
 
 def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
     """For the shapes of blocks that are reduced along one axis: that axis."""
+    return _axes_of("reduce", function)
+
+
+def scanned_axes(function: Function) -> dict[tuple[int, ...], int]:
+    """For the shapes of blocks that are scanned along one axis: that axis."""
+    return _axes_of("scan", function)
+
+
+def _axes_of(opcode: str, function: Function) -> dict[tuple[int, ...], int]:
     found: dict[tuple[int, ...], set[int]] = {}
     for operation in function.walk():
-        if operation.opcode == "reduce":
+        if operation.opcode == opcode:
             axis = operation.attributes["axis"]
             assert isinstance(axis, int)
             found.setdefault(operation.operands[0].type.shape, set()).add(axis)

@@ -51,6 +51,7 @@ class Assigner:
         self.flow: dict[Operation, list[SSAValue | None]] = {}  # operands that must be where another value is
         self.chained: frozenset[Operation] = frozenset()  # products that feed products
         self.combined: dict[tuple[int, ...], int] = {}  # shapes of blocks that are reduced, and along which axis
+        self.scanned: dict[tuple[int, ...], int] = {}  # the same of blocks that are scanned
         self.stored: dict[Operation, Operation] = {}  # reductions whose results are only stored, and where
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
         self.direct_loads = False  # in the layout of what they are combined with, at any price
@@ -235,8 +236,8 @@ class Assigner:
         """The layout that a memory operation would like."""
         access = self.accesses[operation]
         shape = operation.operands[0].type.shape
-        combined = self.combined.get(shape) if len(shape) > 1 else None
-        return transfer.blocked_layout(shape, access.axis, access.elements, self.warps, self.lanes, combined)
+        combined, scanned = (axes.get(shape) if len(shape) > 1 else None for axes in (self.combined, self.scanned))
+        return transfer.blocked_layout(shape, access.axis, access.elements, self.warps, self.lanes, combined, scanned)
 
     def access_cost(self, operation: Operation, layout: LinearLayout) -> float:
         access = self.accesses[operation]

@@ -29,7 +29,7 @@ from tilewright.ir.core import Attribute, Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
-from tilewright.targets.gpu.accesses import chained_products, combined_axes, plan_accesses
+from tilewright.targets.gpu.accesses import chained_products, combined_axes, plan_accesses, scanned_axes
 from tilewright.targets.gpu.assigner import Assigner, Rule, stored_reductions
 from tilewright.targets.gpu.layout_rules import LAYOUT_RULES
 from tilewright.targets.gpu.target import SimtTarget
@@ -70,6 +70,7 @@ def assign(
     assigner = Assigner(target.warp_threads, warps, facts, plan_accesses(function, facts), rules)
     assigner.chained = chained_products(function)
     assigner.combined = combined_axes(function)
+    assigner.scanned = scanned_axes(function)
     assigner.stored = stored_reductions(function)
     assigner.copied = copied
     assigner.region(function.region)

@@ -66,17 +66,27 @@ def default_layout(shape: tuple[int, ...], itemsize: int, warps: int, lanes: int
 
 @lru_cache(maxsize=1024)
 def blocked_layout(
-    shape: tuple[int, ...], axis: int, elements: int, warps: int, lanes: int, combined: int | None = None
-) -> LinearLayout:
+    shape: tuple[int, ...], axis: int, elements: int, warps: int, lanes: int, combined: int | None = None,
+    scanned: int | None = None,
+) -> LinearLayout:  # fmt: skip
     """`elements` neighbours along `axis` to a thread, its lanes side by side along it, then along the last axis.
 
     Warps follow the lanes; but along the axis `combined`, which the kernel reduces, only when the others are full.
+    Along an axis `scanned` a thread has neighbours: what it scans by itself needs no exchange.
     """
     extents = padded(shape)
     runs = tuple(elements if position == axis else 1 for position in range(len(extents)))
-    blocked = coalesce(extents, Facts(runs, runs), 1, warps, lanes)
+    contiguity = tuple(extent if position == axis else 1 for position, extent in enumerate(extents))
+    each = 1
+    if scanned is not None and scanned != axis:
+        each = max(1, min(extents[scanned], prod(extents) // (lanes * warps * min(elements, extents[axis]))))
+    fewer = tuple(extent // each if position == scanned else extent for position, extent in enumerate(extents))
+    blocked = coalesce(fewer, Facts(contiguity, runs), 1, warps, lanes)
     if combined is not None:
-        blocked = replace(blocked, warps=_warps_beside(blocked, extents, combined, warps))
+        blocked = replace(blocked, warps=_warps_beside(blocked, fewer, combined, warps))
+    if each > 1:
+        own = (count * each if position == scanned else count for position, count in enumerate(blocked.elements))
+        blocked = replace(blocked, elements=tuple(own))
     return on_threads(blocked.layout(extents), lanes, warps)
 
 

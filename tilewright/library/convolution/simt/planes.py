@@ -44,9 +44,10 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     slots = _slots(group, graph)
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     columns, kernels = simplify(lift(w.shape[0]) // anchor.attributes["groups"]), target.kernels
-    fewest = kernels.plane_columns if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
-    few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= kernels.plane_taps
-    if few:
+    grouped = anchor.attributes["groups"] > 1
+    taps = w.shape[-1] if grouped else product(w.shape[2:])  # the depth of a single group can be divided
+    most = kernels.plane_columns if grouped else _FEWEST_ROWS
+    if upper_bound(columns) <= most and upper_bound(taps) <= kernels.plane_taps:
         return [preceded_by(weights, candidate) for candidate in _few(group, slots, weights.operand, target)]
     found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
     return [*found, *winograd_convolution(group, slots, graph, target)]
