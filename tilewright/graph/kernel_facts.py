@@ -28,7 +28,7 @@ class KernelFacts:
     row_bytes: int = 0  # rows of matrices that begin at multiples of so many bytes are copied as tiles
     tile_columns: int = 0  # of a product, which one tile has
     plane_columns: int = 0  # output channels of a group that one program of channels-first images has all of
-    plane_taps: int = 0  # of a window that such a program writes out one after the other
+    plane_taps: int = 0  # of a line of windows that such a program writes out one after the other
     shared_taps: int = 0  # of channels-last windows that a thread has parts of in registers
 
 
