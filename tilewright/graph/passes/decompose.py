@@ -11,6 +11,7 @@ from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
 _MANY_TAPS = 64  # of a window that is reduced as rows are
+_FEW_WINDOWS = 1 << 17  # of a pool, up to which threads that each have one leave a GPU idle
 
 
 def decompose(graph: Graph) -> Graph:
@@ -159,7 +160,8 @@ def _conv_of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 
 def _pool_of_tiles(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """Large pooling windows that tile one dimension and cover the others become reductions."""
+    """Large pooling windows that tile each dimension become reductions: one, where they cover all but one dimension; or
+    one after the other, where there are too few windows to share out."""
     (x,) = node.inputs
     assert x is not None
     options = (node.attributes[name] for name in ("kernel", "strides", "padding", "dilation"))
@@ -172,18 +174,19 @@ def _pool_of_tiles(node: Node, rewriter: GraphRewriter) -> Value | None:
             return None
         axes += [len(shape) + 1] if kernel != 1 else []
         shape += [count, kernel]
-    between = [shape[axis] for axis in range(min(axes, default=0), max(axes, default=0)) if axis not in axes]
     taps = product([kernel for kernel, *_ in windows])
-    if (
-        node.attributes["layout"] != "NCHW"
-        or not isinstance(taps, int)
-        or taps < _MANY_TAPS
-        or any(extent != 1 for extent in between)
-    ):
+    if node.attributes["layout"] != "NCHW" or not isinstance(taps, int) or taps < _MANY_TAPS:
+        return None
+    between = [shape[axis] for axis in range(min(axes), max(axes)) if axis not in axes]
+    steps = [axes] if all(extent == 1 for extent in between) else [[axis] for axis in reversed(axes)]
+    results = product(node.output.shape)
+    if len(steps) > 1 and not (isinstance(results, int) and results < _FEW_WINDOWS):
         return None
     op = "reduce_max" if node.op == "max_pool" else "reduce_mean"
     rewriter.remark(f"{node.op} %{node.output.name} of {taps} elements each is a reduction")
-    result = rewriter.op(op, [rewriter.op("reshape", [x], shape=tuple(shape))], axes=tuple(axes), keepdims=False)
+    result = rewriter.op("reshape", [x], shape=tuple(shape))
+    for step in steps:
+        result = rewriter.op(op, [result], axes=tuple(step), keepdims=False)
     return rewriter.op("reshape", [result], shape=node.output.shape)
 
 

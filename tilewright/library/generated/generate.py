@@ -207,7 +207,7 @@ def elementwise_call(
     traced = _trace_results(nodes, results, constants, loops)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
-    across = _read_across(traced, variables, _NEAR if loops.blocks else 1)
+    across = _read_across(traced, variables, *((_NEAR, 2) if loops.blocks else (1, 4)))
     if across is not None:
         call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
@@ -268,13 +268,13 @@ def _wanted_split(traced: _Traced) -> tuple[int, Size] | None:
     return None
 
 
-def _read_across(traced: _Traced, variables: Sequence[LoopVariable], near: int) -> int | None:
-    """The position of a variable along which some tensor is contiguous while along the last its elements are more than
-    `near` apart."""
+def _read_across(traced: _Traced, variables: Sequence[LoopVariable], near: int, least: int) -> int | None:
+    """The position of a variable along which some tensor is contiguous while along the last, of at least so many
+    elements, its elements are more than `near` apart."""
     if len(variables) < 2:
         return None
     last = variables[-1].axes[-1]
-    if isinstance(variables[-1].extent, int) and variables[-1].extent < 4:
+    if isinstance(variables[-1].extent, int) and variables[-1].extent < least:
         return None
     for index in traced.read():
         step = index.coefficient(last)

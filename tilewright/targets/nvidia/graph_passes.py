@@ -5,11 +5,13 @@ from __future__ import annotations
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.canonicalize import canonicalize
+from tilewright.graph.passes.extremes_of_parts import extremes_of_parts
 from tilewright.graph.passes.fold_zero_points import fold_zero_points
 from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.native_shapes import native_shapes
+from tilewright.graph.passes.padded_pools import padded_pools
 from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes, pools_of_volumes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.scatters import scatters_at_once
@@ -43,6 +45,8 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
             TargetPass(scatters_at_once),  # before constants are folded: what it adds is elementwise
             TargetPass(convolutions_of_planes, {**planes, "exact": not target.tf32}),  # tensor cores want channels last
+            TargetPass(extremes_of_parts),  # a launch for all parts
+            TargetPass(padded_pools),  # before the others read what a launch has padded
             TargetPass(pools_of_volumes),  # before others become pools of images
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
             TargetPass(unrolled, required=True),  # few steps are faster as products
