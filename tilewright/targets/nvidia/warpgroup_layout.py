@@ -110,13 +110,15 @@ def _in_registers(a: SSAValue, product: WarpgroupProduct, home: LinearLayout) ->
 
 
 def _operand_tile(value: SSAValue, number: int, home: LinearLayout, extent: int) -> LinearLayout | None:
-    """A tile that runs along the axis along which threads hold neighbours.
+    """A tile that runs along the axis along which threads hold neighbours, or lanes if threads hold none.
 
     Along k, or for 16-bit elements along the other axis too, of which an instruction reads `extent`.
     """
     k_axis = 1 - number
-    registers = home.vectors("register")
-    axis = k_axis if not registers or registers[0][k_axis] else 1 - k_axis
+    # Where a thread has no neighbours, its elements are stored one by one, side by side with those of the next lanes.
+    nearest = [*home.vectors("register")[:1], *home.vectors("lane")[:1]]
+    along = next((vector for vector in nearest if sum(vector) == 1), (nearest or [(0, 0)])[0])
+    axis = 1 - k_axis if along[1 - k_axis] else k_axis
     size = value.type.dtype.itemsize
     if axis == k_axis:
         return tile_layout(value.type.shape, 8 * size, axis, value.type.shape[axis] * size)
