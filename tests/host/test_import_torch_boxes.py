@@ -16,6 +16,10 @@ SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "roi_align": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
     "int sampling_ratio, bool aligned) -> Tensor",
+    "ps_roi_align": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+    "int sampling_ratio) -> (Tensor, Tensor)",
+    "ps_roi_pool": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width) "
+    "-> (Tensor, Tensor)",
     "roi_pool": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width) "
     "-> (Tensor, Tensor)",
 }
@@ -74,16 +78,46 @@ def pool(x: Any, rois: Any, scale: float, rows: int, columns: int) -> tuple[Any,
     return result, torch.zeros_like(result, dtype=torch.int32)
 
 
+def of_own_channels(full: Any, rows: int, columns: int) -> tuple[Any, Any]:
+    """Of bins [R, C rows columns, rows, columns] those of each bin's own channels."""
+    parts = full.reshape(len(full), -1, rows, columns, rows, columns)
+    result = torch.einsum("rcijij->rcij", parts).clone()
+    return result, torch.zeros_like(result, dtype=torch.int32)
+
+
+def align_own_channels(x: Any, rois: Any, scale: float, rows: int, columns: int, ratio: int) -> tuple[Any, Any]:
+    return of_own_channels(align(x, rois, scale, rows, columns, ratio, True), rows, columns)
+
+
+def pool_own_channels(x: Any, rois: Any, scale: float, rows: int, columns: int) -> tuple[Any, Any]:
+    full = torch.zeros(len(rois), x.shape[1], rows, columns, dtype=x.dtype)
+    for number, (image, *corners) in enumerate(rois.tolist()):
+        x1, y1, x2, y2 = (int(corner * scale + 0.5) for corner in corners)
+        height, width = max(y2 - y1, 1) / rows, max(x2 - x1, 1) / columns
+        for row in range(rows):
+            for column in range(columns):
+                top, bottom = int(row * height) + y1, -int(-(row + 1) * height // 1) + y1
+                left, right = int(column * width) + x1, -int(-(column + 1) * width // 1) + x1
+                inner = x[int(image), :, :-1, :-1]
+                part = inner[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
+                if part.numel():
+                    full[number, :, row, column] = part.mean((1, 2))
+    return of_own_channels(full, rows, columns)
+
+
 @pytest.fixture(scope="module")
 def operators() -> Iterator[Any]:
     """The operators, where torchvision has not defined them."""
-    if hasattr(torch.ops.torchvision, "roi_pool"):
+    if hasattr(torch.ops.torchvision, "ps_roi_pool"):
         yield torch.ops.torchvision
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
 
     def sized(x: Any, rois: Any, scale: float, rows: int, columns: int, *_: Any) -> Any:
         return x.new_empty(rois.shape[0], x.shape[1], rows, columns)
+
+    def parted(x: Any, rois: Any, scale: float, rows: int, columns: int, *_: Any) -> Any:
+        return x.new_empty(rois.shape[0], x.shape[1] // (rows * columns), rows, columns)
 
     def chosen(boxes: Any, scores: Any, share: float) -> Any:
         # As torchvision's own, which assumes at least two.
@@ -93,8 +127,14 @@ def operators() -> Iterator[Any]:
         "nms": chosen,
         "roi_align": sized,
         "roi_pool": lambda *given: (sized(*given), sized(*given).to(torch.int32)),
+        "ps_roi_align": lambda *given: (parted(*given), parted(*given).to(torch.int32)),
+        "ps_roi_pool": lambda *given: (parted(*given), parted(*given).to(torch.int32)),
     }
-    for name, function in (("nms", suppress), ("roi_align", align), ("roi_pool", pool)):
+    functions = {
+        "nms": suppress, "roi_align": align, "roi_pool": pool, "ps_roi_align": align_own_channels,
+        "ps_roi_pool": pool_own_channels,
+    }  # fmt: skip
+    for name, function in functions.items():
         if not hasattr(torch.ops.torchvision, name):
             library.define(name + SCHEMAS[name])
             library.impl(name, function, "CPU")
@@ -143,3 +183,17 @@ def test_largest_elements_of_the_bins_of_boxes(operators: Any) -> None:
     x = torch.randn(2, 3, 9, 10)
     regions = torch.cat([torch.tensor([[0.0], [1.0], [1.0]]), boxes(3).round()], 1)
     check(lambda x, regions: operators.roi_pool(x, regions, 0.5, 3, 2)[0], [(x, regions)])
+
+
+@pytest.mark.parametrize("ratio", [2, -1])
+def test_bins_of_channels_of_their_own(operators: Any, ratio: int) -> None:
+    def bins(x: Any, regions: Any) -> Any:
+        aligned = operators.ps_roi_align(x, regions, 0.7, 3, 2, ratio)[0]
+        return aligned, operators.ps_roi_pool(x, regions, 0.5, 3, 2)[0]
+
+    torch.manual_seed(5)
+    calls = []
+    for count in (3, 1):
+        images = torch.arange(count).remainder(2).float()[:, None]
+        calls.append((torch.randn(2, 12, 9, 10), torch.cat([images, boxes(count)], 1)))
+    check(bins, calls, {"x": None, "regions": {0: ("count", 1, 8)}})

@@ -94,3 +94,17 @@ def test_images_of_any_size() -> None:
     torch.manual_seed(0)
     calls = [torch.randn(1, 2, *sizes) for sizes in ((7, 9), (2, 4), (12, 5))]
     compare(sampled, calls[0], calls, {"x": {2: ("rows", 2, 20), 3: ("columns", 4, 20)}})
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+def test_scales_that_leave_a_size_as_it_is(mode: str) -> None:
+    """PyTorch then copies, on CPUs."""
+    rank = {"linear": 1, "bilinear": 2, "trilinear": 3}[mode]
+
+    def sampled(x: Any) -> Any:
+        return (F.interpolate(x, scale_factor=1.3, mode=mode),)
+
+    torch.manual_seed(0)
+    calls = [torch.randn(1, 2, *[size] * rank) for size in (5, 3, 2)]
+    compare(sampled, calls[1], calls[1:2], None)
+    compare(sampled, calls[0], calls, {"x": {2 + axis: ("size", 2, 9) for axis in range(rank)}})

@@ -439,6 +439,17 @@ def test_numbers_that_may_be_negative(built: list[Any]) -> None:
     assert built
 
 
+def test_sizes_through_floats(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    def enlarged(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=1.7, mode="bilinear") + 1
+
+    run = compiled(enlarged, dynamic=True)
+    for size in (5, 4, 7):
+        x = rows(1, 2, size, size + 1)
+        torch.testing.assert_close(run(x), enlarged(x), rtol=1e-4, atol=1e-5)
+    assert len(built) == 1 and "stays with PyTorch" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
 def test_attention_of_gpus_is_one_operation(name: str) -> None:
     """As in a graph traced on a GPU; where results for the backward pass are read, it stays with PyTorch."""

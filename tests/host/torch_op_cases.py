@@ -467,6 +467,8 @@ add("upsample_bilinear2d.vec", IMAGE, [5, 12], True, None)
 add("upsample_bilinear2d", IMAGE, [5, 12], False)
 add("upsample_linear1d.vec", floats(2, 3, 4), [7], False, None)
 add("upsample_linear1d", floats(2, 3, 4), [7], True)
+add("upsample_trilinear3d.vec", floats(1, 2, 3, 4, 2), None, False, [1.3, 2.0, 1.5])
+add("upsample_trilinear3d", floats(1, 2, 3, 4, 2), [5, 2, 2], True)
 
 add("_is_all_true _is_any_true", bools(3, 4))
 add("_is_all_true", lambda: torch.ones(3, dtype=torch.bool))
@@ -502,6 +504,8 @@ add("tril_indices", 3, 5, 1)
 add("tril_indices triu_indices", 4, 4, -1)
 add("as_strided as_strided_copy", floats(4, 3), [3, 4], [2, 1], 1)
 add("as_strided", floats(4, 3), [4, 3], [3, 1])
+add("as_strided_scatter", floats(4, 3), floats(3), [3], [4])
+add("as_strided_scatter", floats(4, 3), floats(2, 2), [2, 2], [1, 5], 2)
 add("digamma special_digamma", lambda: torch.tensor([0.1, 1.46, 3.0, -0.5, -2.3, 30.0, 1e5], dtype=torch.float64))
 BESSEL = torch.tensor(
     [0.0, 1e-30, 1e-5, 0.3, 1.7, 7.5, 29.5, 30.5, 80.0, 700.0, math.inf, math.nan], dtype=torch.float64

@@ -8,7 +8,7 @@ import numpy as np
 from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, value
 from tilewright.graph.semantics import Array, Arrays
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, minimum
 
 # By factor: what it is of a matrix [..., m, n], k the smaller of the two.
 PARTS = {
@@ -19,6 +19,8 @@ PARTS = {
     "vh": "orthogonal [..., k, n], a = u s vh",
     "values": "eigenvalues [..., n] of a symmetric matrix, rising",
     "vectors": "its eigenvectors [..., n, n], as columns",
+    "complex values": "eigenvalues of a square matrix, real and imaginary parts [..., n, 2]",
+    "complex vectors": "its eigenvectors, as columns, real and imaginary parts [..., n, n, 2]",
     "inverse": "of a square matrix; NaN for a singular one",
     "pivots": "of an elimination in a square matrix, each step's [..., n]",
     "determinant": "[...] of a square matrix",
@@ -26,7 +28,8 @@ PARTS = {
     "logarithm": "[...] of the determinant's size",
     "cholesky": "lower triangular l [..., n, n], a = l lᵀ; NaN from the step on that finds no positive pivot",
 }
-_SQUARE = ("values", "vectors", "inverse", "pivots", "determinant", "sign", "logarithm", "cholesky")
+_COMPLEX = ("complex values", "complex vectors")
+_SQUARE = (*_COMPLEX, "values", "vectors", "inverse", "pivots", "determinant", "sign", "logarithm", "cholesky")
 
 
 def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
@@ -36,23 +39,16 @@ def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
     *lead, rows, columns = a.shape
     if part in _SQUARE and rows != columns:
         raise ShapeError(f"{part} of {a!r}, which must be square")
-    least = _least(rows, columns)
+    least = minimum(rows, columns)
     high, wide = (rows, columns) if attributes["full"] else (least, least)
     shapes: dict[str, tuple[Size, ...]] = {
         "q": (rows, high), "r": (high, columns), "u": (rows, high), "s": (least,), "vh": (wide, columns),
-        "values": (columns,), "vectors": (rows, columns), "inverse": (rows, columns), "pivots": (columns,),
+        "values": (columns,), "vectors": (rows, columns),
+        "complex values": (columns, 2), "complex vectors": (rows, columns, 2),
+        "inverse": (rows, columns), "pivots": (columns,),
         "determinant": (), "sign": (), "logarithm": (), "cholesky": (rows, columns),
     }  # fmt: skip
     return [(a.dtype, (*lead, *shapes[part]))]
-
-
-def _least(rows: Size, columns: Size) -> Size:
-    """The smaller side of a matrix; raises `ShapeError` where that depends on the call."""
-    if rows == columns:
-        return rows
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        raise ShapeError(f"the smaller of {rows} and {columns}: fix both sides of the matrix, or make it square")
-    return min(rows, columns)
 
 
 def matrix_part(inputs: Arrays, attributes: Attributes) -> Array:
@@ -68,6 +64,9 @@ def matrix_part(inputs: Arrays, attributes: Attributes) -> Array:
         found = np.linalg.svd(a, compute_uv=False)
     elif part in ("values", "vectors"):
         found = np.linalg.eigh(a, "U" if attributes["upper"] else "L")[part == "vectors"]
+    elif part in _COMPLEX:
+        found = np.linalg.eig(a)[part == "complex vectors"]
+        found = np.stack([found.real, found.imag], -1)
     elif part == "determinant":
         found = np.linalg.det(a)
     elif part in ("sign", "logarithm"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilewright.dtypes import float32, int64
+from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.sampling import linear_pair, weighted_sum, weighted_taps
-from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 
 
 def align(
@@ -22,15 +22,34 @@ def align(
     Each bin is the mean (or the largest, `mode` max) of `ratio` by `ratio` samples between pixels; 0 samples as many as
     a bin has pixels.  With `half` pixels have their centres at half a pixel, and boxes may be smaller than one.
     """
-    rows, columns = shape
-    dtype = x.dtype if x.dtype.bits >= 32 else float32
-    boxes = call.op("multiply", call.cast(boxes, dtype), scale)
+    sides = _sides(call, call.cast(boxes, _accurate(x)), scale, half)
+    if not half:
+        sides = [(start, call.op("maximum", size, 1.0)) for start, size in sides]
+    return _aligned(call, x, sides, images, shape, ratio, mode)
+
+
+Sides = list[tuple[Value, Value]]  # of rows and columns: the start and the size of boxes [R, 1]
+
+
+def _accurate(x: Value) -> DType:
+    return x.dtype if x.dtype.bits >= 32 else float32
+
+
+def _sides(call: Emitter, boxes: Value, scale: float, half: bool) -> Sides:
+    boxes = call.op("multiply", boxes, scale)
     boxes = call.op("subtract", boxes, 0.5) if half else boxes
-    sides = []  # of each dimension: the start and the size of the boxes [R, 1]
+    sides = []
     for index in (1, 0):
         start = call.slice(boxes, 1, index, index + 1)
-        size = call.op("subtract", call.slice(boxes, 1, index + 2, index + 3), start)
-        sides.append((start, size if half else call.op("maximum", size, 1.0)))
+        sides.append((start, call.op("subtract", call.slice(boxes, 1, index + 2, index + 3), start)))
+    return sides
+
+
+def _aligned(
+    call: Emitter, x: Value, sides: Sides, images: Value, shape: Sequence[int], ratio: int, mode: str = "avg"
+) -> Value:
+    rows, columns = shape
+    dtype = sides[0][0].dtype
     if ratio <= 0:
         by_size = _largest_by_size if mode == "max" else _align_by_size
         return call.cast(by_size(call, x, images, sides, (rows, columns)), x.dtype)
@@ -56,7 +75,7 @@ def align(
             found = call.op("maximum", found, part)
     else:
         found = weighted_sum(call, parts)
-    found = call.reshape(found, (boxes.shape[0], x.shape[1], rows, ratio, columns, ratio))
+    found = call.reshape(found, (images.shape[0], x.shape[1], rows, ratio, columns, ratio))
     return call.cast(call.op("reduce_max" if mode == "max" else "reduce_mean", found, axes=(3, 5)), x.dtype)
 
 
@@ -90,9 +109,7 @@ def _samples_inside(call: Emitter, start: Value, size: Value, count: int, extent
     return place, inside, samples
 
 
-def _largest_by_size(
-    call: Emitter, x: Value, images: Value, sides: list[tuple[Value, Value]], counts: tuple[int, int]
-) -> Value:
+def _largest_by_size(call: Emitter, x: Value, images: Value, sides: Sides, counts: tuple[int, int]) -> Value:
     """The largest of the pixels around as many samples as a bin has pixels, each times its weight.
 
     Weights are not negative, so that the dimensions follow one after the other, and of all weights of one pixel in a
@@ -131,9 +148,7 @@ def _largest_by_size(
     return call.op("where", empty, call.builder.number(0.0, found.dtype), found)
 
 
-def _align_by_size(
-    call: Emitter, x: Value, images: Value, sides: list[tuple[Value, Value]], counts: tuple[int, int]
-) -> Value:
+def _align_by_size(call: Emitter, x: Value, images: Value, sides: Sides, counts: tuple[int, int]) -> Value:
     """The mean of as many samples as a bin has pixels: the weight of every pixel row and column for every bin."""
     matrices = []
     for (start, size), count, extent in zip(sides, counts, x.shape[2:], strict=True):
@@ -176,3 +191,91 @@ def pool(call: Emitter, x: Value, boxes: Value, shape: Sequence[int], scale: flo
         found = call.op("reduce_max", call.op("where", inside, spread, least), axes=(3 if axis == 2 else 4,))
     empty = call.op("equal", found, -math.inf)
     return call.op("where", empty, call.builder.number(0.0, x.dtype), found)
+
+
+def align_by_channels(
+    call: Emitter, x: Value, boxes: Value, images: Value, shape: Sequence[int], ratio: int, scale: float
+) -> Value:
+    """As `align` with `half`, each bin of channels of its own: x [N, C rows columns, H, W] gives [R, C, rows, columns].
+
+    Each bin is a box of its own of the image that has its channels.
+    """
+    rows, columns = shape
+    dtype, count = _accurate(x), rows * columns
+    sides = []
+    for axis, (start, size) in enumerate(_sides(call, call.cast(boxes, dtype), scale, half=True)):
+        size = call.op("divide", size, float(shape[axis]))
+        place = call.reshape(call.iota(shape[axis], dtype), (1, rows, 1) if axis == 0 else (1, 1, columns))
+        begin = call.op("add", call.op("multiply", place, call.unsqueeze(size, 2)), call.unsqueeze(start, 2))
+        sides.append((_of_bins(call, begin, shape), _of_bins(call, call.unsqueeze(size, 2), shape)))
+    bins = call.op("add", call.op("multiply", call.unsqueeze(images, 1), count), call.unsqueeze(call.iota(count), 0))
+    found = _aligned(call, _channels_of_bins(call, x, count), sides, call.reshape(bins, (-1,)), (1, 1), ratio)
+    if ratio <= 0:  # means of no samples
+        samples = call.op("multiply", *(call.op("ceil", size) for _, size in sides))
+        none = call.reshape(call.op("equal", samples, 0.0), (-1, 1, 1, 1))
+        found = call.op("where", none, call.builder.number(math.nan, x.dtype), found)
+    found = call.reshape(found, (images.shape[0], rows, columns, found.shape[1]))
+    return call.permute(found, (0, 3, 1, 2))
+
+
+def _of_bins(call: Emitter, item: Value, shape: Sequence[int]) -> Value:
+    """What boxes have for rows, columns or all of their bins, [R, …], for each bin: [R rows columns, 1]."""
+    return call.reshape(call.broadcast(item, (item.shape[0], *shape)), (-1, 1))
+
+
+def _channels_of_bins(call: Emitter, x: Value, count: int) -> Value:
+    """Images [N, C count, H, W] of bins as images [N count, C, H, W]."""
+    batch, channels, *extents = x.shape
+    parts = call.reshape(x, (batch, floor_divide(channels, count), count, *extents))
+    parts = call.permute(parts, (0, 2, 1, 3, 4))
+    return call.reshape(parts, (simplify(lift(batch) * count), *parts.shape[2:]))
+
+
+def pool_by_channels(call: Emitter, x: Value, boxes: Value, shape: Sequence[int], scale: float) -> Value:
+    """Means of the bins of boxes [R, 5], which begin with the number of their image, each bin of channels of its own:
+    x [N, C rows columns, H, W] gives [R, C, rows, columns].  The last row and column of an image are not read.
+    """
+    images = call.reshape(call.cast(call.slice(boxes, 1, 0, 1), int64), (-1,))
+    parts = _channels_of_bins(call, x, math.prod(shape))
+    parts = call.reshape(parts, (x.shape[0], *shape, *parts.shape[1:]))  # [N, rows, columns, C, H, W]
+    found = call.op("gather", parts, images, axis=0)
+    total, empty, size = found, None, None
+    for axis, (index, bins) in enumerate(zip((2, 1), shape, strict=True)):
+        low, high = _pooled_span(call, boxes, index, scale, bins, x.shape[2 + axis])  # [R, bins]
+        pixel = call.iota(x.shape[2 + axis], boxes.dtype)
+        inside = call.op(
+            "logical_and",
+            call.op("greater_equal", pixel, call.unsqueeze(low, 2)),
+            call.op("less", pixel, call.unsqueeze(high, 2)),
+        )
+        own = [boxes.shape[0], 1, 1]
+        own[1 + axis] = bins
+        mask = call.reshape(inside, (*own, 1, *((x.shape[2], 1) if axis == 0 else (1, x.shape[3]))))
+        total = call.op("where", mask, total, call.builder.number(0.0, x.dtype))
+        extent = call.reshape(call.op("subtract", high, low), (*own, 1))
+        nothing = call.op("less_equal", extent, 0.0)
+        empty = nothing if empty is None else call.op("logical_or", empty, nothing)
+        size = extent if size is None else call.op("multiply", size, extent)
+    assert empty is not None and size is not None
+    mean = call.op("divide", call.op("reduce_sum", total, axes=(4, 5), keepdims=False), call.cast(size, x.dtype))
+    return call.permute(call.op("where", empty, call.builder.number(0.0, x.dtype), mean), (0, 3, 1, 2))
+
+
+def _pooled_span(call: Emitter, boxes: Value, index: int, scale: float, bins: int, extent: Size) -> tuple[Value, Value]:
+    """Where bins of boxes begin and end along the dimension of their numbers `index` and `index` + 2: [R, bins]."""
+    edges = [call.op("multiply", call.slice(boxes, 1, place, place + 1), scale) for place in (index, index + 2)]
+    start, end = (_rounded_away(call, edge) for edge in edges)  # [R, 1]
+    step = call.op("divide", call.op("maximum", call.op("subtract", end, start), 1.0), float(bins))
+    line, limit = call.iota(bins, boxes.dtype), call.value(simplify(lift(extent) - 1), boxes.dtype)
+    low = call.op("floor", call.op("multiply", step, line))
+    high = call.op("ceil", call.op("multiply", step, call.op("add", line, 1.0)))
+    low, high = (
+        call.op("minimum", call.op("maximum", call.op("add", place, start), 0.0), limit) for place in (low, high)
+    )
+    return low, high
+
+
+def _rounded_away(call: Emitter, number: Value) -> Value:
+    """The nearest whole number; of two the one farther from 0."""
+    size = call.op("floor", call.op("add", call.op("absolute", number), 0.5))
+    return call.op("where", call.op("less", number, 0.0), call.op("negate", size), size)

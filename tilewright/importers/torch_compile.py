@@ -31,11 +31,13 @@ from tilewright.build.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.report import ImportProblem
 from tilewright.importers.torch_export import WHOLE_OPERATORS
+from tilewright.importers.torch_flex import flex_attention_in_operators
 from tilewright.importers.torch_fx import source_of, target_name
 from tilewright.importers.torch_nodes import is_getitem
 from tilewright.importers.torch_part import EnginePart, NotImported, PartSettings
 from tilewright.importers.torch_partition import Partition
 from tilewright.importers.torch_survey import Survey
+from tilewright.importers.torch_upsampling import whole_upsampling
 from tilewright.precision import IEEE, TF32
 from tilewright.targets.registry import get_target
 
@@ -123,14 +125,15 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], compiler: _Compi
         run: Callable[..., Any] = torch._dynamo.disable(make_boxed_func(graph.forward))
         return run
 
-    return aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=forward,
-        bw_compiler=torch._dynamo.disable(backward),
-        inference_compiler=lambda graph, inputs: compiler(graph, constants=True),
-        decompositions=decompositions(),
-    )
+    with flex_attention_in_operators(), whole_upsampling():
+        return aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=forward,
+            bw_compiler=torch._dynamo.disable(backward),
+            inference_compiler=lambda graph, inputs: compiler(graph, constants=True),
+            decompositions=decompositions(),
+        )
 
 
 @functools.cache

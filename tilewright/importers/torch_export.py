@@ -104,6 +104,7 @@ WHOLE_OPERATORS = (
     "upsample_nearest2d",
     "upsample_linear1d",
     "upsample_bilinear2d",
+    "upsample_trilinear3d",
     "pixel_shuffle",
     "pixel_unshuffle",
     "one_hot",

@@ -15,6 +15,7 @@ from torch._decomp import decompositions
 from torch.nn.modules import transformer
 
 from tilewright.importers.torch_cuts import cuts_from_tensors
+from tilewright.importers.torch_flex import flex_attention_in_operators
 from tilewright.importers.torch_losses import ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_packed import packed_sequences
 from tilewright.importers.torch_quantized import plain_layers
@@ -41,6 +42,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "div", _quotient))
         stack.enter_context(mock.patch.object(torch.linalg, "matrix_norm", _matrix_norm))
         stack.enter_context(mock.patch.object(torch.linalg, "norm", _norm))
+        stack.enter_context(mock.patch.object(torch.linalg, "lstsq", _least_squares))
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
@@ -85,6 +87,7 @@ def whole_layers() -> Iterator[None]:
     with (
         mock.patch.object(decompositions, "_rnn_helper", _shapes_of_layers),
         mock.patch.object(torch, "_debug_has_internal_overlap", _overlap),
+        flex_attention_in_operators(),
     ):
         yield
 
@@ -220,3 +223,17 @@ def _norm(
     if ord in _OF_PLANES and isinstance(plane, (tuple, list)) and len(plane) == 2:
         return _matrix_norm(A, ord, plane, keepdim, dtype=dtype)
     return _norms[1](A, ord, dim, keepdim, dtype=dtype)
+
+
+def _least_squares(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """`torch.linalg.lstsq`, of whose results export knows no shapes; residuals are those of a matrix of full rank."""
+    rows, columns = A.shape[-2:]
+    share = torch.finfo(A.dtype).eps * max(rows, columns) if rcond is None else rcond
+    vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    right = B.unsqueeze(-1) if vector else B
+    solution = torch.linalg.pinv(A, rtol=share) @ right
+    rank = torch.linalg.matrix_rank(A, rtol=share) if driver != "gels" else A.new_empty(0, dtype=torch.int64)
+    residuals = (A @ solution - right).abs().square().sum(-2) if rows > columns else A.new_empty(0)
+    values = torch.linalg.svdvals(A) if driver in ("gelsd", "gelss") else A.new_empty(0)
+    found = solution.squeeze(-1) if vector else solution
+    return torch.return_types.linalg_lstsq((found, residuals, rank, values))  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import ml_dtypes
@@ -269,8 +269,7 @@ class Walker:
         rule = self._rule(node, name)
         try:
             if isinstance(known, torch.SymInt) and not self.symbols.run_time:
-                if all(argument in self.values for argument in node.all_input_nodes):
-                    self.values[node] = self.symbols.size(known)
+                self._size(node, known)
             elif isinstance(known, Numeric) and self.symbols.run_time:
                 self._number(node, name, known)
             elif rule is nothing:
@@ -311,6 +310,13 @@ class Walker:
             if found is not None or name.startswith("aten."):
                 return found
         return self.rules.get(name)
+
+    def _size(self, node: fx.Node, known: torch.SymInt) -> None:
+        """A number that is a size, or nothing; of floats of sizes it follows from PyTorch's formula for it."""
+        has_operands = all(argument in self.values for argument in node.all_input_nodes)
+        with nullcontext() if has_operands else suppress(Unsupported):
+            if has_operands or not self.symbols.is_unbacked(known.node.expr):
+                self.values[node] = self.symbols.size(known)
 
     def _number(self, node: fx.Node, name: str, known: Any) -> None:
         """A symbolic number: a size, or a tensor without dimensions."""

@@ -12,9 +12,9 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -63,7 +63,10 @@ def deciding(asserted: bool = False) -> Iterator[list[Assumption]]:
     found: list[Assumption] = []
     evaluate = ShapeEnv.evaluate_expr
 
+    envs: dict[ShapeEnv, None] = {}
+
     def decided(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
+        envs[self] = None
         by_user = _is_asked_by_user()
         left_out = _is_asked_by(_OF_MEMORY) or (asserted and not _is_asked_by(_ASSERTING))
         key = (id(self), expression, by_user, left_out)
@@ -77,6 +80,7 @@ def deciding(asserted: bool = False) -> Iterator[list[Assumption]]:
         mock.patch.object(_meta_registrations, "div_rtn", operator.floordiv),  # PyTorch 2.11 asks for the remainder
     ):
         yield found
+    _in_final_symbols(found, envs)
 
 
 @contextmanager
@@ -88,7 +92,10 @@ def questions() -> Iterator[list[Assumption]]:
     known: set[Any] = set()  # by shape environment and expression
     evaluate = ShapeEnv.evaluate_expr
 
+    envs: dict[ShapeEnv, None] = {}
+
     def recorded(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
+        envs[self] = None
         key = (id(self), expression)
         if getattr(expression, "free_symbols", ()) and key not in known and _is_asked_by_user():
             known.add(key)
@@ -99,6 +106,19 @@ def questions() -> Iterator[list[Assumption]]:
 
     with mock.patch.object(ShapeEnv, "evaluate_expr", recorded):
         yield found
+    _in_final_symbols(found, envs)
+
+
+def _in_final_symbols(found: list[Assumption], envs: Iterable[ShapeEnv]) -> None:
+    """Word conditions in the symbols that an export ends with: dimensions of one name have one, and are equal."""
+    worded: dict[Any, Assumption] = {}
+    for each in found:
+        condition = each.condition
+        for env in envs:
+            condition = env.replace(condition)
+        if condition != sympy.true:
+            worded.setdefault(condition, replace(each, condition=condition))
+    found[:] = worded.values()
 
 
 class RangeBroken(BaseException):

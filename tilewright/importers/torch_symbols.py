@@ -50,7 +50,8 @@ class SymbolTable:
         run_time: bool = False,
     ) -> None:
         """`squeezed` names the symbols that are never 1 (`squeezed_symbols`). With `run_time`, sizes that depend on
-        data become symbols whose values the run finds; a node must tell each of them."""
+        data become symbols whose values the run finds; a node must tell each of them. Those that floats of sizes give
+        are always such."""
         self.builder = builder
         self.squeezed = squeezed
         self.run_time = run_time
@@ -296,7 +297,7 @@ class SymbolTable:
         known = {symbol: self._symbol(str(symbol)) for symbol in expression.free_symbols}
         ranges = {symbol: ValueRanges(lower_bound(size), upper_bound(size)) for symbol, size in known.items()}
         bounds = bound_sympy(expression, ranges)
-        if not self.run_time or not bool(bounds.lower >= 0):
+        if not bool(bounds.lower >= 0):
             raise Unsupported(f"a size computed by {type(expression).__name__}: {expression}", _WHOLE)
         number = computed_in_floats(Emitter(self.builder), self.size, expression)
         high = min(int(bounds.upper), LARGEST_SIZE) if bounds.upper.is_Integer else LARGEST_SIZE

@@ -8,8 +8,9 @@ from typing import Any
 
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
+from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_complex import Complex
+from tilewright.importers.torch_complex import Complex, divided
 from tilewright.importers.torch_fx import COMPLEX, TorchCall
 from tilewright.importers.torch_ops.complexes import (
     Operand,
@@ -178,3 +179,13 @@ def sigmoid(call: TorchCall, x: Complex) -> Complex:
 @rule("pow.Tensor_Tensor", "pow.Scalar")
 def power_of_tensors(call: TorchCall, x: Operand, exponent: Operand) -> Complex:
     return power(call, of(call, x, part_type(call)), of(call, exponent, part_type(call)))
+
+
+@rule("linalg_eig.default")
+def eigenvectors(call: TorchCall, a: Operand) -> tuple[Complex, Complex]:
+    """Eigenvalues and eigenvectors of a real square matrix; of the lengths and signs of vectors, those that LAPACK
+    gives."""
+    if isinstance(a, Complex):
+        raise Unsupported("the eigenvalues of a complex matrix", "use torch.linalg.eigh if it is Hermitian")
+    values, vectors = (call.op("matrix_part", a, part=part) for part in ("complex values", "complex vectors"))
+    return divided(call, values), divided(call, vectors)

@@ -266,6 +266,15 @@ def square(call: TorchCall, x: Complex) -> Complex:
     return _times(call, x, x)
 
 
+@rule("linear.default")
+def linear(call: TorchCall, x: Operand, weight: Operand, bias: Operand | None = None) -> Complex:
+    dtype = part_type(call)
+    left, right = of(call, x, dtype), of(call, weight, dtype)
+    turned = Complex(*(call.transpose(part, 0, part.rank - 1) for part in (right.real, right.imaginary)))
+    found = matmul(call, left, turned)
+    return found if bias is None else TABLE.rules[COMPLEX + "aten.add.Tensor"](call, found, bias)
+
+
 @rule("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
 def matmul(call: TorchCall, left: Complex, right: Complex) -> Complex:
     def product_of(a: Value, b: Value) -> Value:

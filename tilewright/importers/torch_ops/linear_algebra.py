@@ -14,7 +14,7 @@ from tilewright.importers import matrices
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall, nothing
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, lift, maximum, simplify
 
 TABLE = RuleTable("Linear algebra", "aten.")
 rule = TABLE.rule
@@ -206,12 +206,6 @@ def matrix_exponential(call: TorchCall, a: Value) -> Value:
 def _part(call: TorchCall, a: Value, part: str, **more: Any) -> Value:
     if not a.dtype.is_float:
         raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
-    rows, columns = a.shape[-2:]
-    if rows != columns and not (isinstance(rows, int) and isinstance(columns, int)):
-        raise Unsupported(
-            f"the factors of a matrix of {rows} rows and {columns} columns",
-            "fix both sides of the matrix, or make it square",
-        )
     return call.op("matrix_part", a, part=part, **more)
 
 
@@ -243,18 +237,18 @@ def pseudo_inverse(
     Of a `hermitian` matrix the lower triangle is read.
     """
     rows, columns = a.shape[-2:]
-    if not (isinstance(rows, int) and isinstance(columns, int)):
-        raise Unsupported(f"the pseudo-inverse of {rows} rows and {columns} columns", "fix both sides of the matrix")
-    if not rows or not columns:
+    if 0 in (rows, columns):
         return call.full(call.shape, 0.0, a.dtype)
     if hermitian:
-        lower = call.constant(np.tri(rows, dtype=bool), "lower")
-        a = call.op("where", lower, a, _transposed(call, a))
+        line = call.iota(rows)
+        is_lower = call.op("greater_equal", call.unsqueeze(line, 1), call.unsqueeze(line, 0))
+        a = call.op("where", is_lower, a, _transposed(call, a))
     left, values, right = (_part(call, a, part, **more) for part, more in
                            (("u", {"full": False}), ("s", {}), ("vh", {"full": False})))  # fmt: skip
     largest = call.op("reduce_max", values, axes=(values.rank - 1,), keepdims=True)
-    share = max(rows, columns) * float(np.finfo(a.dtype.numpy).eps)
-    relative = call.builder.number(share, a.dtype) if rtol is None else _column(call, rtol, a)
+    larger_side = call.value(maximum(rows, columns), a.dtype)
+    share = call.op("multiply", larger_side, float(np.finfo(a.dtype.numpy).eps))
+    relative = share if rtol is None else _column(call, rtol, a)
     least = call.op("multiply", relative, largest)
     if atol is not None:
         absolute = _column(call, atol, a)

@@ -249,13 +249,18 @@ def _last_nan(call: TorchCall, x: Value, axis: int) -> Value:
 )
 def upsample_nearest(call: TorchCall, x: Value, sizes: Any, *scales: Any) -> Value:
     factors = _factors(scales, x.rank - 2)
-    (first, *_) = call.results
     targets = zip(range(2, x.rank), call.shape[2:], factors, strict=True)
-    exact_at_1_and_2 = x.rank == 4 and first is not None and first.device.type == "cpu"
-    return images.upsample_nearest(call, x, targets, exact_at_1_and_2)
+    return images.upsample_nearest(call, x, targets, exact_at_1_and_2=x.rank == 4 and _is_on_cpu(call))
 
 
-@rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
+@rule(
+    "upsample_linear1d.vec",
+    "upsample_bilinear2d.vec",
+    "upsample_trilinear3d.vec",
+    "upsample_linear1d.default",
+    "upsample_bilinear2d.default",
+    "upsample_trilinear3d.default",
+)
 def upsample_linear(call: TorchCall, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
     """Linear interpolation as a product with a constant matrix for each spatial dimension; between gathered pixels
     where sizes are dynamic."""
@@ -292,10 +297,16 @@ def _factors(scales: Sequence[Any], count: int) -> tuple[float | None, ...]:
 
 
 def _resampled(call: TorchCall, x: Value, scales: Sequence[Any]) -> Iterator[tuple[int, Size, Size, float | None]]:
-    """The axes of an image with their extents before and after, and the scales that are given."""
+    """The axes of an image with their extents before and after, and the scales that are given: on CPUs not where they
+    leave an extent as it is, which PyTorch then copies."""
     factors = _factors(scales, x.rank - 2)
     for place, (extent, size, factor) in enumerate(zip(x.shape[2:], call.shape[2:], factors, strict=True)):
-        yield 2 + place, extent, size, factor
+        yield 2 + place, extent, size, None if extent == size and _is_on_cpu(call) else factor
+
+
+def _is_on_cpu(call: TorchCall) -> bool:
+    (first, *_) = call.results
+    return first is not None and first.device.type == "cpu"
 
 
 def _smoothed(
@@ -367,7 +378,10 @@ def _step_at_run_time(call: TorchCall, extent: Size, size: Size, align_corners: 
     if align_corners:
         steps = call.op("maximum", call.op("subtract", new, 1.0), 1.0)
         return call.op("divide", call.op("subtract", old, 1.0), steps)
-    return call.builder.number(1 / factor, float64) if factor else call.op("divide", old, new)
+    if not factor:
+        return call.op("divide", old, new)
+    step = call.builder.number(1 / factor, float64)
+    return call.op("where", call.op("equal", old, new), 1.0, step) if _is_on_cpu(call) else step
 
 
 @rule("fractional_max_pool2d.default", "fractional_max_pool3d.default")

@@ -25,6 +25,24 @@ def align_regions(
     return boxes.align(call, x, corners, images, (rows, columns), max(ratio, 0), scale, aligned)
 
 
+@rule("ps_roi_align.default")
+def align_regions_by_channels(
+    call: TorchCall, x: Value, regions: Value, scale: float, rows: int, columns: int, ratio: int
+) -> tuple[Value, None]:
+    """As `roi_align`, each bin of channels of its own, whose numbers are not given."""
+    images = call.reshape(call.cast(call.slice(regions, 1, 0, 1), int64), (-1,))
+    corners = call.slice(regions, 1, 1, 5)
+    return boxes.align_by_channels(call, x, corners, images, (rows, columns), max(ratio, 0), scale), None
+
+
+@rule("ps_roi_pool.default")
+def pool_regions_by_channels(
+    call: TorchCall, x: Value, regions: Value, scale: float, rows: int, columns: int
+) -> tuple[Value, None]:
+    """Means of the bins, each of channels of its own, whose numbers are not given."""
+    return boxes.pool_by_channels(call, x, call.cast(regions, x.dtype), (rows, columns), scale), None
+
+
 @rule("roi_pool.default")
 def pool_regions(
     call: TorchCall, x: Value, regions: Value, scale: float, rows: int, columns: int

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.emitter import Emitter, Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.scatter import scatter_elements
 from tilewright.importers.shapes import place_from_front
 from tilewright.importers.torch_assumed import line_of_node
 from tilewright.importers.torch_fx import TorchCall, hint_of, is_contiguous, nothing
@@ -386,26 +389,52 @@ def as_strided(
     """A view of memory: the tensor itself where only strides of dimensions of 1 differ (how PyTorch tells that it is
     channels-last), else a gather of the elements of a tensor that fills its memory, in whatever order."""
     given = call.node.all_input_nodes[0].meta["val"]
-    # As sizes of the graph: what PyTorch's own are compared with becomes a condition, or is taken to hold.
-    strides, offset = call.symbols.shape(given.stride()), call.symbols.size(given.storage_offset())
+    strides, offset = _memory(call, given)
     start = offset if storage_offset is None else storage_offset
     long = [axis for axis, extent in enumerate(x.shape) if extent != 1]
     same = tuple(size) == x.shape and all(stride[axis] == strides[axis] for axis in long)
     if same and start == offset:
         return x
-    order = sorted(range(given.ndim), key=lambda axis: -hint_of(given.stride(axis)))
-    if offset != 0 or not is_contiguous(given, order, call.symbols):
-        raise Unsupported("a view by strides of a part of a tensor", "use slices, permutes and reshapes")
+    order = _order_in_memory(call, given, offset)
     x = call.permute(x, order)
     if start == 0 and (found := _frames(call, x, [strides[axis] for axis in order], stride)) is not None:
         return found
-    return call.op("gather", call.reshape(x, (-1,)), _places(call, start, stride), axis=0)
+    return call.op("gather", call.reshape(x, (-1,)), _places(call, call.shape, start, stride), axis=0)
 
 
-def _places(call: TorchCall, start: Size, stride: Sequence[Any]) -> Value:
+@rule("as_strided_scatter.default")
+def as_strided_scatter(
+    call: TorchCall, x: Value, source: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> Value:
+    """A tensor with other elements where a view by strides of it lies."""
+    given = call.node.all_input_nodes[0].meta["val"]
+    _, offset = _memory(call, given)
+    order = _order_in_memory(call, given, offset)
+    whole = call.permute(x, order)
+    places = _places(call, tuple(size), offset if storage_offset is None else storage_offset, stride)
+    places, source = call.reshape(places, (-1,)), call.reshape(call.cast(source, x.dtype), (-1,))
+    written = scatter_elements(call, call.reshape(whole, (-1,)), places, source, 0)
+    return call.permute(call.reshape(written, whole.shape), [order.index(axis) for axis in range(len(order))])
+
+
+def _memory(call: TorchCall, given: torch.Tensor) -> tuple[tuple[Size, ...], Size]:
+    """The strides and the offset of a tensor as sizes of the graph: what PyTorch's own are compared with becomes a
+    condition, or is taken to hold."""
+    return call.symbols.shape(given.stride()), call.symbols.size(given.storage_offset())
+
+
+def _order_in_memory(call: TorchCall, given: torch.Tensor, offset: Size) -> list[int]:
+    """The dimensions of a tensor from the outermost in memory; raises `Unsupported` where it does not fill its own."""
+    order = sorted(range(given.ndim), key=lambda axis: -hint_of(given.stride(axis)))
+    if offset != 0 or not is_contiguous(given, order, call.symbols):
+        raise Unsupported("a view by strides of a part of a tensor", "use slices, permutes and reshapes")
+    return order
+
+
+def _places(call: TorchCall, size: Sequence[Size], start: Size, stride: Sequence[Any]) -> Value:
     """Where in memory the elements of a view by strides lie."""
     place: Value = call.value(start, int64)
-    for axis, (extent, step) in enumerate(zip(call.shape, stride, strict=True)):
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         line = call.op("multiply", call.iota(extent), call.value(step, int64))
         place = call.op("add", place, call.reshape(line, (extent, *[1] * (len(stride) - 1 - axis))))
     return place
