@@ -70,3 +70,11 @@ def test_few_large_windows_are_reductions_of_one_axis_after_the_other(
     y = b.op(op, [x], kernel=(12, 15), strides=(12, 15), padding=((0, 0),) * 2, dilation=(1, 1))
     b.output(y, "y")
     check(b.finish(), 2, rng)
+
+
+def test_few_large_windows_of_volumes_are_reductions(driver: Driver, rng: np.random.Generator) -> None:
+    b = GraphBuilder("volumes")
+    x = b.input("x", float32, (1, 2, 10, 20, 15))
+    window = {"kernel": (5, 5, 5), "strides": (5, 5, 5), "padding": ((0, 0),) * 3, "dilation": (1, 1, 1)}
+    b.output(b.op("average_pool", [x], **window), "y")
+    check(b.finish(), 3, rng)

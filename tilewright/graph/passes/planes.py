@@ -26,6 +26,7 @@ from tilewright.symbolic import lift, product, simplify, upper_bound
 _SHARED = 16  # taps of channels-last windows from which on it pays that a thread has parts of them in registers
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
 _POOLS = ("max_pool", "average_pool")
+_MOST_TAPS = 64  # of a window that a thread has to itself
 _SEPARATE = 2  # times as many elements read, from which on two steps are faster: the first one writes what it has
 
 
@@ -98,11 +99,12 @@ def _of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 
 def _is_separate(node: Node) -> bool:
-    """Whether a pool of volumes is better done along the depth first, by what both read for an element of a slice."""
+    """Whether a pool of volumes is better done along the depth first, by what both read for an element of a slice; or
+    as reductions, whose threads share large windows."""
     deep, *across = node.attributes["kernel"]
     taps, step = product(across), product(node.attributes["strides"][1:])
     alone = deep == 1 or taps == 1  # it has one of both steps only
-    return alone or deep * taps > _SEPARATE * (step * deep + taps)
+    return alone or deep * taps > _MOST_TAPS or deep * taps > _SEPARATE * (step * deep + taps)
 
 
 def pools_of_planes(graph: Graph) -> Graph:
