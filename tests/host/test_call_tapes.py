@@ -131,9 +131,38 @@ def test_wrong_indices_and_threads(runs: list[bool], rng: np.random.Generator, m
     assert not failures and sum(runs) >= 120
 
 
+def test_nodes_run_one_by_one_where_no_further_tape_is_made(
+    runs: list[bool], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While other threads have all tapes of the same sizes."""
+
+    original, busy = schedule._Stretch.run, False
+
+    def without_idle_tapes(self: schedule._Stretch, *arguments: object) -> object:
+        for tapes in self._tapes.values():
+            if busy and tapes is not None:
+                tapes.idle.clear()
+        return original(self, *arguments)  # type: ignore[arg-type]
+
+    def refused(*arguments: object) -> None:
+        raise taping.NotFixedError("sizes that are checked at every call")
+
+    monkeypatch.setattr(schedule._Stretch, "run", without_idle_tapes)
+    monkeypatch.setattr(schedule, "_TAPED_FROM", 1)
+    graph = chosen(False)
+    engine = build(graph, "cpu")
+    check(engine, graph, feeds(rng, 3, 7))
+    assert runs
+    busy = True
+    monkeypatch.setattr(schedule.CallTape, "__init__", refused)
+    del runs[:]
+    check(engine, graph, feeds(rng, 3, 7))
+    assert not runs
+
+
 def test_large_memory_has_no_tape(runs: list[bool], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "_TAPED_FROM", 1)
-    monkeypatch.setattr(schedule, "_TAPE_BYTES", 16)
+    monkeypatch.setattr(schedule, "_TAPE_BYTES", 0)
     graph = chosen(False)
     engine = build(graph, "cpu")
     for _ in range(3):

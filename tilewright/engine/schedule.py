@@ -280,19 +280,31 @@ class _Stretch(_Nodes):
         if call.times is not None or call.sizes is not None or call.like is not None:
             return super().run(arrays, symbols, call)
         key = tuple([symbols.get(name) for name in self._names])
-        tapes = self._tapes[key] if key in self._tapes else self._new_tapes(key, arrays, symbols)
+        try:
+            tapes = self._tapes[key]
+        except KeyError:  # another thread may empty the table at any time
+            tapes = self._new_tapes(key, arrays, symbols)
         if tapes is None:
             return super().run(arrays, symbols, call)
-        try:
-            tape = tapes.idle.pop()
-        except IndexError:  # other threads run them
-            tape = self._written_tape(arrays, dict(symbols))
-        results = tape.run(arrays, call.threads)
-        tapes.idle.append(tape)
+        results = self._natively(tapes, arrays, symbols, call)
         if results is None:
             return super().run(arrays, symbols, call)  # which says what is wrong
         if tapes.sizes:
             symbols.update(tapes.sizes)
+        return results
+
+    def _natively(
+        self, tapes: _Tapes, arrays: list[Any], symbols: Mapping[str, int], call: RunState
+    ) -> list[np.ndarray] | None:
+        """The results by a tape; None where none can be had, and where an index is wrong."""
+        try:
+            tape: CallTape | None = tapes.idle.pop()
+        except IndexError:  # other threads run them
+            tape = self._tape(arrays, dict(symbols))
+        if tape is None:
+            return None
+        results = tape.run(arrays, call.threads)
+        tapes.idle.append(tape)
         return results
 
     def _new_tapes(self, key: Hashable, arrays: Sequence[Any], symbols: Mapping[str, int]) -> _Tapes | None:
@@ -304,19 +316,19 @@ class _Stretch(_Nodes):
             self._counts[key] = count
             return None
         known, found = dict(symbols), None
-        try:
-            tape = self._written_tape(arrays, known)
-            if tape.bytes <= _TAPE_BYTES:
-                found = _Tapes(deque([tape]), {name: known[name] for name in known.keys() - symbols.keys()})
-        except (NotFixedError, TilewrightError, LookupError, AttributeError):
-            pass  # the nodes themselves raise what is an error
+        tape = self._tape(arrays, known)
+        if tape is not None and tape.bytes <= _TAPE_BYTES:
+            found = _Tapes(deque([tape]), {name: known[name] for name in known.keys() - symbols.keys()})
         if len(self._tapes) >= _TAPES:
             self._tapes.clear()
         self._tapes[key] = found
         return found
 
-    def _written_tape(self, arrays: Sequence[Any], symbols: dict[str, int]) -> CallTape:
-        return CallTape(partial(self._written, symbols), arrays)
+    def _tape(self, arrays: Sequence[Any], symbols: dict[str, int]) -> CallTape | None:
+        try:
+            return CallTape(partial(self._written, symbols), arrays)
+        except (NotFixedError, TilewrightError, LookupError, AttributeError):
+            return None  # the nodes themselves raise what is an error
 
 
 @dataclass
@@ -329,7 +341,7 @@ class _Tapes:
 
 def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str], set[Node]]:
     """The nodes that give a few numbers which follow from sizes that are known before the graph runs, and the names
-    of those sizes; and the nodes of which sizes tell that come later."""
+    of those sizes; and the nodes whose numbers follow from sizes that the run itself finds."""
     run_time = run_time_symbols(graph)
     found: dict[Node, None] = {}
     later: set[Node] = set()

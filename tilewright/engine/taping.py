@@ -290,12 +290,12 @@ class CallTape:
     def __init__(self, nodes: Write, arrays: Sequence[np.ndarray]) -> None:
         """Raises `NotFixedError` for nodes that no tape holds; the arrays have the shapes and types of later ones."""
         self._writer = writer = TapeWriter()
-        tape, body, ending, end = writer.tape, Label(), Label(), Label()
-        tape.jump(ending)
+        tape, body, places, end = writer.tape, Label(), Label(), Label()
+        tape.jump(places)  # written last: only the nodes tell which results can be written to the caller's arrays
         tape.here(body)
         inputs = [writer.given(array) for array in arrays]
         results, own = nodes(writer, list(inputs))
-        # Results are written to the caller's arrays, but those copied that lie elsewhere or have no memory for good.
+        # Nodes write their results to the caller's arrays; results without a buffer that stays their own are copied.
         targets: list[TapePlace] = []
         for place in results:
             if id(place) in own and writer.stays(place) and all(place is not other for other in targets):
@@ -304,7 +304,7 @@ class CallTape:
                 targets.append(TapePlace(tape.word(), place.shape, place.dtype))
                 tape.copy(targets[-1].word, place.word, place.bytes)
         tape.jump(end)
-        tape.here(ending)
+        tape.here(places)
         self._given = Words([0] * (len(inputs) + len(targets)))
         for number, place in enumerate((*inputs, *targets)):
             self._find(place, self._given.address + 8 * number)

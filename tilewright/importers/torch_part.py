@@ -98,7 +98,7 @@ class _Built:
 
 
 class EnginePart:
-    """Runs one part by engines, which are kept by the state of the parameters (`torch_parameters`).
+    """Runs one part by engines, one for each state of the parameters (`torch_parameters`).
 
     The first engine has the parameters as constants, and so has the one that replaces it when they were changed in
     place once.  Parameters that change again, or other parameters, are inputs of one more engine, which serves them

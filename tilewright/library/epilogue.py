@@ -1,7 +1,7 @@
 """The epilogue of a kernel: what it does with its sums before it stores them.
 
 Kernels are made of an `Epilogue`, whoever asks for it: `library.epilogue_parts` makes it of what an operation on arrays
-names (scales, bias, activation, residual, gate), `library.slots` of the nodes of a graph behind an anchor
+names (scales, bias, activation, residual, gate), `library.slots` of the nodes of a graph after an anchor
 (`docs/internals/kernels.md`).
 """
 

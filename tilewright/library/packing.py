@@ -5,7 +5,7 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     panels   ("width", W), ("transposed", bool), and ("group", G) where G > 1 divides the depth
              a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
              columns are cut into panels of W, the last one filled with zeros;
-             with a group as [columns/W][depth/G][W][G]: G steps of the depth lie beside each other
+             with a group as [columns/W][depth/G][W][G]: G steps of the depth are neighbours
     nibbles  ("width", W), ("block", B), ("dtype", name)
              a matrix [columns, depth] of 4-bit numbers as bytes [columns/W][depth/B][B/2][W]: of each B steps of the
              depth the first half is in the low bits, the second in the high ones; int4 is stored 8 more, as uint4
@@ -56,13 +56,13 @@ import numpy as np
 
 from tilewright.dtypes import BY_NAME, NARROW, DType, int4
 
-_PAIRS = {4: (1.0,), 6: (0.5, 2.0), 8: (1.0, 0.5, 2.0)}  # points of Winograd's F(m, r), beside 0 and infinity
+_PAIRS = {4: (1.0,), 6: (0.5, 2.0), 8: (1.0, 0.5, 2.0)}  # points of Winograd's F(m, r), without 0 and infinity
 _ROWS = 256  # of a matrix that are turned at a time
 Recipe = tuple[tuple[str, Any], ...]
 
 
 def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
-    """The recipe of a matrix in column panels; `group` steps of its depth lie beside each other."""
+    """The recipe of a matrix in column panels; `group` steps of its depth are neighbours."""
     recipe: Recipe = (("kind", "panels"), ("width", width), ("transposed", transposed))
     return recipe if group == 1 else (*recipe, ("group", group))
 
@@ -123,7 +123,7 @@ def order_recipe(axes: Sequence[int]) -> Recipe:
 
 
 def halves_recipe(width: int, transposed: bool) -> Recipe:
-    """The recipe of a matrix whose columns are two halves, in groups of `width` columns of either in turns."""
+    """The recipe of a matrix whose columns are two halves, in alternating groups of `width` columns of each."""
     return (("kind", "halves"), ("width", width), ("transposed", transposed))
 
 
@@ -135,7 +135,7 @@ def runs_recipe(channels: int, fold: int, length: int, pixels: int = 1, step: in
 
 
 def gates_recipe(width: int, gates: int, group: int = 1) -> Recipe:
-    """The recipe of a recurrent layer's weights in panels, of all gates of the same units in turns; `group` steps of
+    """The recipe of a recurrent layer's weights in panels, those of all gates of some units together; `group` steps of
     the depth are contiguous."""
     recipe: Recipe = (("kind", "gates"), ("width", width), ("gates", gates))
     return recipe if group == 1 else (*recipe, ("group", group))

@@ -73,7 +73,7 @@ class _Moves:
         self._append("permute", tuple(self.value.shape[axis] for axis in order), order=order)
 
     def pad(self, *extents: Size) -> None:
-        """Zeros behind each axis up to an extent."""
+        """Zeros at the end of each axis, up to an extent."""
         pads = tuple((0, simplify(lift(extent) - own)) for extent, own in zip(extents, self.value.shape, strict=True))
         if any(pad != (0, 0) for pad in pads):
             self._append("pad", extents, pads=pads, value=0)

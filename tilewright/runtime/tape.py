@@ -67,8 +67,8 @@ move:
 field:
   %object = load ptr, ptr %b, align 8
   %field.p = getelementptr i8, ptr %object, i64 %c.number
-  %held = load i64, ptr %field.p, align 8
-  store i64 %held, ptr %a, align 8
+  %loaded = load i64, ptr %field.p, align 8
+  store i64 %loaded, ptr %a, align 8
   br label %next
 copy:
   %into = load ptr, ptr %a, align 8

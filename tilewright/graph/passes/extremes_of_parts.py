@@ -18,7 +18,7 @@ _EXTREMES = ("reduce_max", "reduce_min")
 _FEWEST = 3  # parts
 _MOST_READ = 4  # times the elements of the axis that are read, of the longest part for each
 
-Part = tuple[int, int]  # its first element, and the one behind its last
+Part = tuple[int, int]  # its first element, and the one after its last
 
 
 def extremes_of_parts(graph: Graph) -> Graph:

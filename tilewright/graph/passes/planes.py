@@ -79,7 +79,7 @@ def pools_of_volumes(graph: Graph) -> Graph:
     """The graph with pools of volumes that one kernel does; the same graph when it has none.
 
     Others become one over the depth and one over the images (`decompose`), which reads less where windows overlap much.
-    Beside convolutions, whose images are channels-last, all do.
+    In graphs with convolutions, whose images are channels-last, all do.
     """
     if any(node.op == "conv" for node in graph.nodes):
         return graph

@@ -419,7 +419,7 @@ def as_strided_scatter(
 
 def _memory(call: TorchCall, given: torch.Tensor) -> tuple[tuple[Size, ...], Size]:
     """The strides and the offset of a tensor as sizes of the graph: what PyTorch's own are compared with becomes a
-    condition, or is taken to hold."""
+    condition, or is assumed to hold."""
     return call.symbols.shape(given.stride()), call.symbols.size(given.storage_offset())
 
 

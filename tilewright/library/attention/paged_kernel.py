@@ -68,7 +68,7 @@ def attend_block(q, keys, values, table, out, scale, begin, count, context, page
             seen = seen & (key[:, None] > position[None, :] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, tl.exp2)
-        # Slots behind the last token hold what another sequence left there, or nothing yet: maybe NaN.
+        # Slots after the last token hold what another sequence left there, or nothing yet: maybe NaN.
         written = (key < context)[:, None]
         v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :], mask=written,
                           other=0.0)  # fmt: skip

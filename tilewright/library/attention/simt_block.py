@@ -67,7 +67,7 @@ def _is_dense(index: Index) -> bool:
 
 
 def _written(anchor: Node, epilogue: Sequence[Node]) -> Index | None:
-    """Where an element of the anchor's result is stored, by the reshapes and permutes among what is behind it."""
+    """Where an element of the anchor's result is stored, by the reshapes and permutes among what follows it."""
     coordinates, shape = axes_of(anchor.output.shape), anchor.output.shape
     for node in epilogue:
         coordinates, shape = moved_coordinates(node, coordinates) or coordinates, node.output.shape

@@ -47,7 +47,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     """Blocks of `BLOCK_S` queries against all keys, `BLOCK_T` at a time.  Grid: (query blocks, query heads, batch).
 
     `BLOCK_D` and `BLOCK_V` are powers of two that cover `HEAD` and `VALUE_HEAD`.  If keys are `COUNTED`, the first of
-    `extra` are the keys of each batch that are seen; what is behind them is for `EPILOGUE`.
+    `extra` are the keys of each batch that are seen; what follows them is for `EPILOGUE`.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)

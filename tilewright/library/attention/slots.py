@@ -40,18 +40,18 @@ def quantizing(dtype: DType, place: int = 0) -> SourceFunction:
 
 
 def trailing_movement(group: Group) -> list[Node]:
-    """The permutes and reshapes behind the anchor."""
+    """The permutes and reshapes after the anchor."""
     return [node for node in group.epilogue if node.op in ("permute", "reshape")]
 
 
 def computes(group: Group) -> bool:
-    """Whether there is arithmetic behind the anchor, and not movement alone."""
+    """Whether there is arithmetic after the anchor, and not movement alone."""
     return len(trailing_movement(group)) < len(group.epilogue)
 
 
 def quantized_by(group: Group, graph: Graph) -> float | None:
     """What results are multiplied by, in float32, before they are rounded to a type of 8 bits and its range; None where
-    something else is behind the anchor."""
+    something else follows the anchor."""
     nodes = [node for node in group.epilogue if node.op not in ("permute", "reshape")]
     stored = group.outputs[-1].dtype
     if [node.op for node in nodes if node.op != "round"] != ["cast", "multiply", "clip", "cast"]:

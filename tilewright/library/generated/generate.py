@@ -107,7 +107,7 @@ def loops_of(target: Target) -> WorkSharing:
     if target.warp_threads == 1:
         return WorkSharing()
     # A thread moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines of
-    # larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
+    # larger tiles are whole sectors of memory for what is written too, after an exchange between the threads.
     return WorkSharing(((1 << 19, 8 * _CTA_THREADS), (0, 2 * _CTA_THREADS)), _CTA_THREADS, True, 2 * TRANSPOSED_TILE)
 
 

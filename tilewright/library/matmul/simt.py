@@ -73,7 +73,7 @@ def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Cand
             found = gated_products(problem, gate, group, target, norm)
         else:
             found = hopper_products(problem, epilogue_slots(bare, graph), group, target, graph, norm)
-    except NotImplementedError:  # of what comes behind the product
+    except NotImplementedError:  # of what follows the product
         found = []
     return found or _behind_norm(bare, norm, graph, target)
 

@@ -166,9 +166,9 @@ def totals_of_rows(totals, rows, reduced, share, *extra, ROWS: tl.constexpr, BLO
 
 @tilewright.jit
 def block_start(start, stop, step, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
-    """The first element of a part's block that is `step` elements behind its first block, or before its last one.
+    """The first element of a part's block that is `step` elements after its first block, or before its last one.
 
-    Both are at `start` where the part is empty: a block in front of it would lie inside another row."""
+    Both are at `start` where the part is empty: a block before it would lie inside another row."""
     if REVERSE:
         first = start + (tl.maximum(tl.cdiv(stop - start, BLOCK), 1) - 1) * BLOCK - step
     else:

@@ -23,7 +23,7 @@ _BEFORE = 512  # totals of parts that a CTA reads, the most
 _BLOCK_SECONDS = 1e-6  # from a block's first load to its last store
 _TOTALS_SECONDS = 0.7e-6  # from its first load to its total
 _ELEMENT_CLOCKS = 24 / 128  # of an SM for an element: instructions by lanes
-_BETTER = 0.85  # of the usual tiles' time, from which on others are taken
+_BETTER = 0.85  # of the usual tiles' time, from which on others are chosen
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Long rows in order on GPUs: a radix sort, one digit after the other from the lowest, in three launches for each.
 
 `count_digits` counts the digits of each tile, `scan_digits` adds up the counts of the tiles before each, and
-`move_by_digit` puts every element behind those of smaller digits, of earlier tiles, and those before it in its tile.
+`move_by_digit` puts every element after those of smaller digits, of earlier tiles, and those before it in its tile.
 A tile is chunks of 32 elements.  For each bit of a digit a chunk has a mask of the elements that have the bit: of these
 masks follow the elements with the same digit as an element, and how many elements of a chunk have a digit.
 

@@ -15,7 +15,7 @@ def is_streamed(load: Operation) -> bool:
 
 
 def fetch_ahead(builder: LLVMBuilder, address: LLVMValue, size: int) -> None:
-    """Fetch what is as long as the `size` bytes at the address, some way behind them; memory there need not exist."""
+    """Fetch as many bytes as the `size` at the address, some way after them; memory there need not exist."""
     hints = [builder.integer(number, "i32") for number in (0, 3, 1)]  # to read, into level 1, data
     for line in range(0, size, _LINE_BYTES):
         builder.call("llvm.prefetch.p0", "void", [builder.gep(address, _AHEAD + line, "i8"), *hints])

@@ -4,7 +4,7 @@ The loops are those of `attention.hopper.kernel`: warpgroups of 64 queries walk 
 comes page by page, by the sequence's table.  How many new tokens a sequence has is known only at run time: tiles are
 numbered so that there is room for those of all sequences, and a CTA takes every so-many-th number, the longest first.
 
-Pages hold anything behind a sequence's last token: such values are set to zero.  Starts, lengths and page numbers are
+Pages hold anything after a sequence's last token: such values are set to zero.  Starts, lengths and page numbers are
 clamped to the tensors that they point into.
 """
 
@@ -111,7 +111,7 @@ def load_pages(source, ring, tiles, step, chunk, head, block, pages, CONFIG: tl.
 
 @tilewright.jit
 def load_chunk(q, k, v, memory, chunk, number, count, work, CONFIG: tl.constexpr):
-    """Load a tile: keys come first, then queries, then values one block behind the keys."""
+    """Load a tile: keys come first, then queries, then values one block after the keys."""
     tile, head = chunk.tile, chunk.tile.head // work.group
     top = tile.high - 1
     load_pages(k, memory.key_ring, memory.keys, count, chunk, head, top, work.pages, CONFIG)
@@ -144,7 +144,7 @@ def load_tiles(copy, q, k, v, memory, work, FEW: tl.constexpr, CONFIG: tl.conste
 
 @tilewright.jit
 def clear_unwritten(memory, count, tile, copy, CONFIG: tl.constexpr):
-    """Values of a tile's first block behind the sequence's last token become zeros, before anybody multiplies them: a
+    """Values of a tile's first block after the sequence's last token become zeros, before anybody multiplies them: a
     weight of zero does not hide what is no number."""
     keys_left = tile.keys - (tile.high - 1) * CONFIG.BN
     if keys_left < CONFIG.BN:

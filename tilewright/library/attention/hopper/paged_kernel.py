@@ -5,7 +5,7 @@ the query heads that share keys, its columns: S^T = K Q^T and O^T = V^T P^T.  A 
 sequence's table.  The keys of a sequence are divided among the CTAs of a cluster, which put their results together
 through each other's shared memory.
 
-Pages hold anything behind a sequence's last token: scores of such keys are left out, and such values set to zero.
+Pages hold anything after a sequence's last token: scores of such keys are left out, and such values set to zero.
 Starts, lengths and page numbers are clamped to the tensors that they point into.
 """
 
@@ -75,7 +75,7 @@ def part_of(tables, starts, lengths, tokens, slots, columns, key_heads, CONFIG: 
 
 @tilewright.jit
 def slot_of(part, key, CONFIG: tl.constexpr):
-    """Where a key that begins a copy lies in the pool; of those behind the sequence's end, where its last ones lie."""
+    """Where a key that begins a copy lies in the pool; of those after the sequence's end, where its last ones lie."""
     key = tl.minimum(key, part.last)
     page = tl.load(part.table + key // CONFIG.PAGE).to(tl.int64)
     page = tl.minimum(tl.maximum(page, 0), part.pages - 1)
@@ -117,7 +117,7 @@ def ask_for_blocks(k, v, memory, part, CONFIG: tl.constexpr):
 
 @tilewright.jit
 def load_tiles(copy, k, v, memory, part, CONFIG: tl.constexpr):
-    """The loading role: one thread.  Values come one block behind the keys."""
+    """The loading role: one thread.  Values come one block after the keys."""
     if CONFIG.EARLY:
         ask_for_blocks(k, v, memory, part, CONFIG)
         tx.grid_wait()
@@ -134,7 +134,7 @@ def load_tiles(copy, k, v, memory, part, CONFIG: tl.constexpr):
 
 @tilewright.jit
 def load_queries(q, memory, part, heads, CONFIG: tl.constexpr):
-    """The rows of the new tokens, and zeros behind them."""
+    """The rows of the new tokens, and zeros after them."""
     row = tl.arange(0, CONFIG.ROWS)[:, None]
     dim = tl.arange(0, CONFIG.D)[None, :]
     place = ((part.start + row // CONFIG.GROUP) * heads + part.head * CONFIG.GROUP + row % CONFIG.GROUP) * CONFIG.D
@@ -156,7 +156,7 @@ def seen_scores(scores, step, part, CONFIG: tl.constexpr):
 
 @tilewright.jit
 def clear_unwritten(tile, keys_left, CONFIG: tl.constexpr):
-    """Values behind the sequence's last token become zeros: a weight of zero does not hide what is no number."""
+    """Values after the sequence's last token become zeros: a weight of zero does not hide what is no number."""
     key = tl.arange(0, CONFIG.BN)[:, None]
     rows = tl.where(key < keys_left, tile.load(), 0.0)
     tx.group_sync()

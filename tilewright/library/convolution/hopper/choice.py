@@ -126,7 +126,7 @@ def _with_epilogues(config: ConvolutionConfig, problem: ConvolutionProblem) -> l
     config = config._replace(BUFFERS=1 if config.spans == 1 else 2)
     if not problem.residual or config.SPLIT > 1 or config.pixels != UNIT_PIXELS:
         return [config]
-    # What comes beside a tile is asked for while the tile before is finished.
+    # What is loaded along with a tile is asked for while the tile before is finished.
     return [
         config._replace(RESIDUAL_TILES=config.spans * count, BUFFERS=1)
         for count in ((2,) if config.PING_PONG else (1, 2, 3))

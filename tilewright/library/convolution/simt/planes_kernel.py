@@ -1,7 +1,7 @@
 """Convolution of channels-first images on GPUs as an implicit matrix product, in the plain tile language.
 
 Images are [images, GROUPS * CHANNELS, depth, height, width], weights [KERNEL_Z][KERNEL_Y][KERNEL_X][CHANNELS][all
-columns].  Rows of the product are output channels, its columns are output pixels, which lie beside each other in memory
+columns].  Rows of the product are output channels, its columns are output pixels, which are neighbours in memory
 as those of the image do; its depth runs over the taps of the window and their channels.
 """
 
@@ -73,7 +73,7 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
     Grid: (channel blocks x pixel blocks x images, groups x PARTS); channel blocks come first, which read the same
     pixels.  `FLAT` blocks of pixels run over all images, others are of one image.  `PADDED` says that windows reach
     outside the image, `POINTWISE` that each window is the pixel itself.  With `PARTS` of the depth there are as many
-    groups of CTAs, each of which stores its sums behind those of the one before: `sum_parts` adds them.  The epilogue
+    groups of CTAs, each of which stores its sums after those of the one before: `sum_parts` adds them.  The epilogue
     sees all images' output channels as rows, and an image's pixels as columns.
     """
     part, group = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
