@@ -26,8 +26,8 @@ def test_the_time_is_the_gpus(torch: Any) -> None:
 
 def test_work_of_the_host_is_timed_by_the_host(torch: Any) -> None:
     torch.zeros(1, device="cuda")
-    # Events are stamped by the GPU's clock, a little after the host's sleep has begun.
-    assert do_bench(lambda: time.sleep(0.003), rep=20, return_mode="median") >= 2.5
+    # Events are stamped by the GPU's clock, which a busy GPU does up to a millisecond after the sleep has begun.
+    assert do_bench(lambda: time.sleep(0.01), rep=40, return_mode="median") >= 8
     values = list(range(1000))
     assert 0.001 < do_bench(lambda: sum(values), rep=5, return_mode="median") < 0.5
 

@@ -52,7 +52,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions of any size take this form."""
     monkeypatch.setattr(winograd, "_FEWEST_CHANNELS", 1)
     monkeypatch.setattr(winograd, "_LEAST_SAVED", 0.0)
-    monkeypatch.setattr(fold_pixels, "_LANES", 1)
+    monkeypatch.setattr(fold_pixels, "_GAIN", float("inf"))
     monkeypatch.setattr(plane_candidates, "_FEWEST_ROWS", 0)
     monkeypatch.setattr(plane_candidates, "_tiled", none)
     for name in ("_implicit", "few_channels"):
