@@ -271,8 +271,8 @@ def excitation(b: Builder) -> Groups:
     window = {"strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
     y = b.op("exp", [x])
     mean = b.op("reduce_mean", [y], axes=(1, 2), keepdims=True)
-    hidden = b.op("silu", [b.op("conv", [mean, b.weights(6, 24, 1, 1), b.weights(6)], **window)])
-    gate = b.op("sigmoid", [b.op("conv", [hidden, b.weights(24, 6, 1, 1), b.weights(24)], **window)])
+    hidden = b.op("silu", [b.op("conv", [mean, b.weights(6, 24, 1, 1, scale=0.2), b.weights(6)], **window)])
+    gate = b.op("sigmoid", [b.op("conv", [hidden, b.weights(24, 6, 1, 1, scale=0.4), b.weights(24)], **window)])
     b.output(b.op("multiply", [y, gate]), "y")
     return [
         ("elementwise", ["exp"]),
