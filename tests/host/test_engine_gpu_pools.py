@@ -78,3 +78,19 @@ def test_few_large_windows_of_volumes_are_reductions(driver: Driver, rng: np.ran
     window = {"kernel": (5, 5, 5), "strides": (5, 5, 5), "padding": ((0, 0),) * 3, "dilation": (1, 1, 1)}
     b.output(b.op("average_pool", [x], **window), "y")
     check(b.finish(), 3, rng)
+
+
+@pytest.mark.parametrize("op", ["max_pool", "average_pool"])
+def test_volumes_that_may_have_more_places_than_32_bits_count(
+    op: str, driver: Driver, rng: np.random.Generator
+) -> None:
+    """They are pooled along the depth first, and then as images."""
+    b = GraphBuilder("volumes")
+    sizes = tuple(b.symbol(name, 2, 4096) for name in ("depth", "height", "width"))
+    x = b.input("x", float32, (1, 2, *sizes))
+    y = b.op(op, [x], kernel=(2, 2, 2), strides=(1, 1, 1), padding=((0, 0),) * 3, dilation=(1, 1, 1))
+    b.output(y, "y")
+    graph = b.finish()
+    inputs = {"x": rng.standard_normal((1, 2, 5, 6, 7)).astype(np.float32)}
+    exact, bound = run(graph, inputs)["y"], graph_bounds(graph, inputs)["y"]
+    assert (np.abs(build(graph, "cuda:sm_90a").run(inputs)["y"] - exact) <= bound).all()

@@ -21,7 +21,7 @@ from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
-from tilewright.symbolic import lift, product, simplify, upper_bound
+from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
 _SHARED = 16  # taps of channels-last windows from which on it pays that a thread has parts of them in registers
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
@@ -69,10 +69,15 @@ def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None
     if not all(isinstance(extent, int) for extent in w.shape) or all(extent == 1 for extent in node.output.shape[2:]):
         return None
-    if max(upper_bound(product(value.shape[1:])) for value in (x, node.output)) >= 2**31:
-        return None  # places in an image are numbers of 32 bits
+    if not all(_fits_32_bits(product(value.shape[1:])) for value in (x, node.output)):
+        return None
     rewriter.remark(f"{node.op} %{node.output.name} stays channels-first")
     return rewriter.op("conv", node.inputs, **{**node.attributes, "layout": "planes"})
+
+
+def _fits_32_bits(elements: Size) -> bool:
+    """Whether places among the elements of an image are numbers of 32 bits, as kernels count them."""
+    return upper_bound(elements) < 2**31
 
 
 def pools_of_volumes(graph: Graph) -> Graph:
@@ -90,6 +95,8 @@ def _of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A pool of [N, C, depth, height, width], each channel as a volume with one channel."""
     (x,) = node.inputs
     if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node):
+        return None
+    if not _fits_32_bits(product(x.shape[2:])):
         return None
     planes = simplify(lift(x.shape[0]) * x.shape[1])
     volumes = rewriter.op("reshape", [x], shape=(planes, *x.shape[2:], 1))
