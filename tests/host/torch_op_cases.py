@@ -300,6 +300,11 @@ LAYER = [floats(8), floats(8), floats(8), floats(8), floats(12, 8), floats(12), 
 for first in (False, True):
     PACKED = [floats(24, 8), floats(24), floats(8, 8), floats(8)]
     add("_transformer_encoder_layer_fwd", SELF, 8, 2, *PACKED, first, first, 1e-5, *LAYER)
+# Masks of queries and keys, of keys, and of both for each head; as many rows as steps leave only the type to tell.
+for kind, where in enumerate([(5, 5), (5, 5), (5, 2, 5, 5)]):
+    HIDDEN = (torch.arange(math.prod(where)) % 4 == 1).reshape(where)
+    for mask in (HIDDEN, torch.zeros(where).masked_fill(HIDDEN, -math.inf)):
+        add("_transformer_encoder_layer_fwd", floats(5, 5, 8), 8, 2, *PACKED, first, first, 1e-5, *LAYER, mask, kind)
 
 # Norms
 add("layer_norm", X, [4], Y, Y, 1e-5, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.dtypes import int32
+from tilewright.dtypes import int1, int32
 from tilewright.graph.core import Value
 from tilewright.importers.einsum import einsum
 from tilewright.importers.emitter import Number
@@ -224,6 +224,9 @@ def math_attention(
 # The fused layers that PyTorch uses in inference for nn.MultiheadAttention and nn.TransformerEncoderLayer.
 
 
+_OF_KEYS = 1  # the type of a mask [B, S]
+
+
 def _affine(call: TorchCall, x: Value, weight: Value, bias: Value) -> Value:
     return call.op("add", call.op("matmul", x, weight, transpose_b=True), bias)
 
@@ -235,17 +238,19 @@ def _self_attention(
     packed: tuple[Value, Value],
     projection: tuple[Value, Value],
     mask: Value | None,
+    mask_type: int | None,
 ) -> Value:
-    """x [B, S, E] with packed query, key and value weights; a boolean mask is true where keys are left out."""
-    if mask is not None and not (mask.dtype.is_bool and mask.rank == 2):
-        raise Unsupported("fused attention with this mask", "call torch.backends.mha.set_fastpath_enabled(False)")
+    """x [B, S, E] with packed query, key and value weights; keys are left out where the mask is true or not 0.
+
+    By its type the mask is [S, S] (0), [B, S] (1) or [B, heads, S, S] (2).
+    """
     batch, length, width = x.shape
     joined = call.reshape(_affine(call, x, *packed), (batch, length, 3, heads, width // heads))
     query, key, value = (call.permute(call.select(joined, 2, part), (0, 2, 1, 3)) for part in range(3))
     visible = None
     if mask is not None:
-        visible = call.op("logical_not", mask)
-        visible = visible if mask.shape == (length, length) else call.unsqueeze(visible, 1, 2)
+        visible = call.op("logical_not", call.cast(mask, int1))
+        visible = call.unsqueeze(visible, 1, 2) if mask_type == _OF_KEYS else visible
     context = call.attention(query, key, value, visible, causal=False, scale=None)
     context = call.reshape(call.permute(context, (0, 2, 1, 3)), (batch, length, width))
     return _affine(call, context, *projection)
@@ -272,7 +277,8 @@ def fused_attention(
         raise Unsupported(
             "fused attention over different tensors", "call torch.backends.mha.set_fastpath_enabled(False)"
         )
-    return _self_attention(call, query, heads, (packed_weight, packed_bias), (weight, bias), mask), None
+    packed, projection = (packed_weight, packed_bias), (weight, bias)
+    return _self_attention(call, query, heads, packed, projection, mask, mask_type), None
 
 
 @rule("_transformer_encoder_layer_fwd.default")
@@ -288,24 +294,28 @@ def fused_encoder_layer(
     use_gelu: bool,
     norm_first: bool,
     eps: float,
-    *rest: Value | None,
+    scale1: Value | None,
+    bias1: Value | None,
+    scale2: Value | None,
+    bias2: Value | None,
+    inner: Value,
+    inner_bias: Value,
+    outer: Value,
+    outer_bias: Value,
     mask: Value | None = None,
     mask_type: int | None = None,
 ) -> Value:
-    """`rest`: scale and bias of both norms, weight and bias of both linear layers, then mask and its type."""
-    scale1, bias1, scale2, bias2, inner, inner_bias, outer, outer_bias, *masks = rest
-    mask = masks[0] if masks else mask
 
     def norm(value: Value, scale: Value | None, shift: Value | None) -> Value:
         return call.op("layer_norm", value, scale, shift, axis=value.rank - 1, epsilon=eps)
 
     def feed_forward(value: Value) -> Value:
-        assert inner is not None and inner_bias is not None and outer is not None and outer_bias is not None
         hidden = call.op("gelu" if use_gelu else "relu", _affine(call, value, inner, inner_bias))
         return _affine(call, hidden, outer, outer_bias)
 
     source = norm(x, scale1, bias1) if norm_first else x
-    x = call.op("add", x, _self_attention(call, source, heads, (packed_weight, packed_bias), (weight, bias), mask))
+    packed, projection = (packed_weight, packed_bias), (weight, bias)
+    x = call.op("add", x, _self_attention(call, source, heads, packed, projection, mask, mask_type))
     x = x if norm_first else norm(x, scale1, bias1)
     x = call.op("add", x, feed_forward(norm(x, scale2, bias2) if norm_first else x))
     return x if norm_first else norm(x, scale2, bias2)
