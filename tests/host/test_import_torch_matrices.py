@@ -176,3 +176,22 @@ def test_eigenvalues_of_any_matrix() -> None:
     left, trace = tilewright.compile(Spectrum().eval(), (x,), target="cpu", effort=0)(x)
     torch.testing.assert_close(left, torch.zeros(3, 4, 4), rtol=0, atol=1e-5)
     torch.testing.assert_close(trace, x.diagonal(dim1=1, dim2=2).sum(-1), rtol=1e-4, atol=1e-5)
+
+
+class ComplexEigen(nn.Module):
+    def forward(self, x: Any) -> Any:
+        a = torch.view_as_complex(x)
+        values, vectors = torch.linalg.eig(a)
+        error = (a @ vectors - vectors * values[:, None]).abs().amax((1, 2))
+        sums = [torch.view_as_real(each.sum(1)) for each in (values, torch.linalg.eigvals(a))]
+        return *sums, values.abs().sum(1), error, vectors.abs().square().sum(1)
+
+
+def test_eigenvalues_of_complex_matrices(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.config.getoption("--seed") or 0)
+    for size in (1, 4):
+        compared(ComplexEigen(), lambda batch, size=size: (torch.randn(batch, size, size, 2),), 1e-4)
+    x = torch.randn(2, 3, 3, 2)
+    x[1, 0, 2, 1] = torch.inf
+    found = matrix_part([x.numpy()], {"part": "values of pairs", "full": False})
+    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()

@@ -37,6 +37,7 @@ ELSEWHERE = (
         for name in ("_linalg_eigh", "_linalg_svd")  # vectors of any sign: test_import_torch_matrices.py
     }
     | {f"aten.special_bessel_{kind}.default" for kind in ("j0", "j1", "y0", "y1")}  # test_bessel_functions
+    | {"aten.special_airy_ai.default"}
 )
 
 
@@ -116,6 +117,17 @@ def test_bessel_functions(name: str) -> None:
     exact = np.array([float(getattr(mpmath, f"bessel{name[0]}")(int(name[1]), item)) for item in x.tolist()])
     np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-14)
     (want,), (found,) = imported(f"aten.special_bessel_{name}.default", (strange(),), {})
+    np.testing.assert_allclose(found, want.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_airy_function() -> None:
+    """Likewise."""
+    mpmath = pytest.importorskip("mpmath")
+    x = torch.cat([torch.linspace(-40, 12, 131, dtype=torch.float64), torch.tensor([-1e3, 2.0, 60.0, 103.0])])
+    _, (found,) = imported("aten.special_airy_ai.default", (x,), {})
+    exact = np.array([float(mpmath.airyai(item)) for item in x.tolist()])
+    np.testing.assert_allclose(found, exact, rtol=1e-12, atol=np.where(x < 0, 1e-13, 0))
+    (want,), (found,) = imported("aten.special_airy_ai.default", (strange(),), {})
     np.testing.assert_allclose(found, want.numpy(), rtol=1e-6, atol=1e-6)
 
 

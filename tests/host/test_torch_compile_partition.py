@@ -40,7 +40,8 @@ def layers(**sizes: tuple[int, int]) -> dict[str, nn.Module]:
 
 def second(x: torch.Tensor) -> torch.Tensor:
     """An operation without a rule."""
-    return torch.special.airy_ai(x[..., :1])
+    x = x[..., :1]
+    return torch.special.laguerre_polynomial_l(x, x)
 
 
 def in_the_middle(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +60,7 @@ def test_what_has_no_rule_stays_with_pytorch(built: list[Any], caplog: pytest.Lo
     for text in (
         "9 operations in 2 engines",
         "1 operation",
-        "aten.special_airy_ai",
+        "aten.special_laguerre_polynomial_l",
         "test_torch_compile_partition.py:",
     ):
         assert text in caplog.text
@@ -90,7 +91,7 @@ def test_a_branch_with_an_operation_without_a_rule(built: list[Any], caplog: pyt
         check(Module(body, **layers(a=(6, 8), b=(8, 3))), [(x,), (-9 * x,)])
     assert len(built) == 2
     assert "cond (node 'cond')" in caplog.text
-    assert "aten.special_airy_ai.default inside: no import rule" in caplog.text
+    assert "aten.special_laguerre_polynomial_l.default inside: no import rule" in caplog.text
 
 
 def test_several_results_and_views_across_borders(built: list[Any]) -> None:
@@ -300,7 +301,7 @@ def test_fallbacks_that_are_errors(options: dict[str, Any], built: list[Any]) ->
     for _ in range(2):
         with (
             torch.no_grad(),
-            pytest.raises(UnsupportedOperationError, match=r"(?s)aten\.special_airy_ai.*no import rule"),
+            pytest.raises(UnsupportedOperationError, match=r"(?s)aten\.special_laguerre_polynomial_l.*no import rule"),
         ):
             run(rows(4, 6))
     assert not built
@@ -327,11 +328,23 @@ def test_fullgraph_with_what_is_always_pytorchs(body: Any, built: list[Any]) -> 
 
 def test_places_from_data_are_left_to_pytorch(caplog: pytest.LogCaptureFixture) -> None:
     def body(m: Any, x: torch.Tensor) -> torch.Tensor:
-        return m.a(x).exp()[torch.nonzero_static(x[:, 0] > 0, size=3).clamp(min=0)]
+        times = (x[:, 0] > 0) + 1
+        return m.a(x).exp().repeat_interleave(torch.cat([times[:-1], 9 - times[:-1].sum(0, True)]), 0, output_size=9)
 
     with caplog.at_level(logging.INFO, logger="tilewright"):
         check(Module(body, **layers(a=(6, 8))), [(rows(4, 6),)], fullgraph=True)
     assert "positions that depend on the data" in caplog.text and "add a rule" not in caplog.text
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_fixed_numbers_of_places(dynamic: bool, built: list[Any]) -> None:
+    def body(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        places = torch.nonzero_static(x > 0, size=7, fill_value=-2)
+        return m.a(x).exp()[places[:, 0].clamp(min=0)], places
+
+    given = [(rows(4, 6),), *([(rows(7, 6),), (-rows(2, 6).abs(),)] if dynamic else [])]
+    check(Module(body, **layers(a=(6, 8))), given, fullgraph=True, dynamic=dynamic)
+    assert len(built) == 1
 
 
 def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -396,7 +409,7 @@ def test_parts_that_are_too_small_stay(built: list[Any], caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, logger="tilewright"):
         check(Module(body, **layers(a=(6, 8))), [(rows(4, 6),)])
     assert len(built) == 1
-    assert "parts too small" in caplog.text and "3 times, first: aten.special_airy_ai" in caplog.text
+    assert "parts too small" in caplog.text and "3 times, first: aten.special_laguerre_polynomial_l" in caplog.text
 
 
 def test_operations_without_which_an_engine_can_be_built(

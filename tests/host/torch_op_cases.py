@@ -677,6 +677,13 @@ for shape in ((4, 4), (2, 5, 3), (3, 5)):
 
 
 add("special_spherical_bessel_j0", strange)
+POLYNOMIALS = " ".join(
+    [f"special_{shifted}chebyshev_polynomial_{kind}.n_scalar" for shifted in ("", "shifted_") for kind in "tuvw"]
+    + [f"special_{family}.n_scalar" for family in (
+        "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p")]
+)  # fmt: skip
+for order in (-1, 0, 1, 2, 3, 4.9, 11):
+    add(POLYNOMIALS, lambda: torch.tensor([-1.5, -1.0, -0.3, 0.0, 0.6, 1.0, 2.5, 7.0], dtype=torch.float64), order)
 for n in (0, 1, 2, 5):
     add("polygamma", n, lambda: torch.tensor([0.1, 0.9, 2.5, 30.0, 1e3, -0.3, -2.7], dtype=torch.float64))
 add("special_zeta", lambda: torch.linspace(0.5, 40, 80, dtype=torch.float64)[:, None], positive(5))

@@ -21,6 +21,8 @@ PARTS = {
     "vectors": "its eigenvectors [..., n, n], as columns",
     "complex values": "eigenvalues of a square matrix, real and imaginary parts [..., n, 2]",
     "complex vectors": "its eigenvectors, as columns, real and imaginary parts [..., n, n, 2]",
+    "values of pairs": "the same of a square matrix of real and imaginary parts [..., n, n, 2]",
+    "vectors of pairs": "its eigenvectors, likewise",
     "inverse": "of a square matrix; NaN for a singular one",
     "pivots": "of an elimination in a square matrix, each step's [..., n]",
     "determinant": "[...] of a square matrix",
@@ -28,15 +30,17 @@ PARTS = {
     "logarithm": "[...] of the determinant's size",
     "cholesky": "lower triangular l [..., n, n], a = l lᵀ; NaN from the step on that finds no positive pivot",
 }
-_COMPLEX = ("complex values", "complex vectors")
+_OF_PAIRS = ("values of pairs", "vectors of pairs")
+_COMPLEX = ("complex values", "complex vectors", *_OF_PAIRS)
 _SQUARE = (*_COMPLEX, "values", "vectors", "inverse", "pivots", "determinant", "sign", "logarithm", "cholesky")
 
 
 def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
     a, part = value(inputs, 0), attributes["part"]
-    if a.rank < 2 or not a.dtype.is_float or part not in PARTS:
+    pairs = part in _OF_PAIRS
+    if a.rank < 2 + pairs or not a.dtype.is_float or part not in PARTS or (pairs and a.shape[-1] != 2):
         raise ShapeError(f"{str(part)[:40]!r} of {a!r}: one of {', '.join(PARTS)} of matrices of floats [..., m, n]")
-    *lead, rows, columns = a.shape
+    *lead, rows, columns = a.shape[:-1] if pairs else a.shape
     if part in _SQUARE and rows != columns:
         raise ShapeError(f"{part} of {a!r}, which must be square")
     least = minimum(rows, columns)
@@ -45,6 +49,7 @@ def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
         "q": (rows, high), "r": (high, columns), "u": (rows, high), "s": (least,), "vh": (wide, columns),
         "values": (columns,), "vectors": (rows, columns),
         "complex values": (columns, 2), "complex vectors": (rows, columns, 2),
+        "values of pairs": (columns, 2), "vectors of pairs": (rows, columns, 2),
         "inverse": (rows, columns), "pivots": (columns,),
         "determinant": (), "sign": (), "logarithm": (), "cholesky": (rows, columns),
     }  # fmt: skip
@@ -54,6 +59,8 @@ def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
 def matrix_part(inputs: Arrays, attributes: Attributes) -> Array:
     """Computed in float64; NaN for matrices with NaN or infinity, where LAPACK finds nothing."""
     a, part, full = np.asarray(inputs[0], np.float64), attributes["part"], attributes["full"]
+    if part in _OF_PAIRS:
+        a = a[..., 0] + 1j * a[..., 1]
     sound = np.asarray(np.isfinite(a).all((-2, -1)))
     a = np.where(sound[..., None, None], a, 0.0)
     if part in ("q", "r"):
@@ -65,7 +72,7 @@ def matrix_part(inputs: Arrays, attributes: Attributes) -> Array:
     elif part in ("values", "vectors"):
         found = np.linalg.eigh(a, "U" if attributes["upper"] else "L")[part == "vectors"]
     elif part in _COMPLEX:
-        found = np.linalg.eig(a)[part == "complex vectors"]
+        found = np.linalg.eig(a)[part in ("complex vectors", "vectors of pairs")]
         found = np.stack([found.real, found.imag], -1)
     elif part == "determinant":
         found = np.linalg.det(a)

@@ -12,7 +12,8 @@ from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
-from tilewright.symbolic import Size
+from tilewright.importers.torch_ops.searching import places
+from tilewright.symbolic import Size, product
 
 TABLE = RuleTable("Choices that depend on data", "aten.")
 rule = TABLE.rule
@@ -26,10 +27,24 @@ def nonzero(call: TorchCall, x: Value) -> Value:
 
 @rule("nonzero_static.default")
 def nonzero_static(call: TorchCall, x: Value, *, size: int, fill_value: int = -1) -> Value:
-    """The first `size` positions, and rows of `fill_value` for those that are missing."""
-    found = call.op("nonzero", x, shape=(x.rank, call.builder.run_time_symbol("size")))
-    rest = call.full((x.rank, size), fill_value, int64)
-    return call.permute(call.slice(call.op("concat", found, rest, axis=1), 1, 0, size), (1, 0))
+    """The first `size` positions, and rows of `fill_value` for those that are missing.
+
+    How many elements are true up to each one is rising: the place of the kth is where k is reached, which no size that
+    depends on data tells.
+    """
+    true = x if x.dtype == int1 else call.op("not_equal", x, 0)
+    up_to = call.op("cumsum", call.cast(call.reshape(true, (-1,)), int64), axis=0)
+    flat = places(call, up_to, call.iota(size, int64, 1), right=False)
+    columns, rest = [], flat
+    for axis in reversed(range(x.rank)):
+        extent = call.op("maximum", call.value(x.shape[axis], int64), 1)
+        columns.append(call.op("remainder", rest, extent))
+        rest = call.op("floor_divide", rest, extent)
+    if not columns:
+        return call.full((size, 0), fill_value, int64)
+    found = call.op("concat", *(call.unsqueeze(column, 1) for column in reversed(columns)), axis=1)
+    there = call.op("less", flat, call.value(product(x.shape), int64))
+    return call.op("where", call.unsqueeze(there, 1), found, call.builder.number(fill_value, int64))
 
 
 @rule("masked_select.default")

@@ -8,9 +8,8 @@ from typing import Any
 
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
-from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_complex import Complex, divided
+from tilewright.importers.torch_complex import Complex, divided, joined
 from tilewright.importers.torch_fx import COMPLEX, TorchCall
 from tilewright.importers.torch_ops.complexes import (
     Operand,
@@ -183,9 +182,8 @@ def power_of_tensors(call: TorchCall, x: Operand, exponent: Operand) -> Complex:
 
 @rule("linalg_eig.default")
 def eigenvectors(call: TorchCall, a: Operand) -> tuple[Complex, Complex]:
-    """Eigenvalues and eigenvectors of a real square matrix; of the lengths and signs of vectors, those that LAPACK
-    gives."""
-    if isinstance(a, Complex):
-        raise Unsupported("the eigenvalues of a complex matrix", "use torch.linalg.eigh if it is Hermitian")
-    values, vectors = (call.op("matrix_part", a, part=part) for part in ("complex values", "complex vectors"))
+    """Eigenvalues and eigenvectors of a square matrix; of the lengths and signs of vectors, those that LAPACK gives."""
+    matrix = joined(call, a) if isinstance(a, Complex) else a
+    names = ("values of pairs", "vectors of pairs") if isinstance(a, Complex) else ("complex values", "complex vectors")
+    values, vectors = (call.op("matrix_part", matrix, part=part) for part in names)
     return divided(call, values), divided(call, vectors)

@@ -18,7 +18,7 @@ rule = TABLE.rule
 _COMPARED = 512  # edges that are all compared with each value in one pass; more take a pass for each halving
 
 
-def _places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
+def places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
     """How many edges [.., S] lie before each value [.., V]: those that are less, with `right` those that are equal too.
 
     No edge is beyond NaN.
@@ -59,13 +59,13 @@ def search_sorted(
         edges = call.op("gather_elements", edges, sorter, axis=edges.rank - 1)
     edges, found = call.pair(edges, values)
     flat = found if edges.rank == found.rank and edges.rank > 1 else call.reshape(found, (-1,))
-    return call.reshape(_places(call, edges, flat, right or side == "right"), call.shape)
+    return call.reshape(places(call, edges, flat, right or side == "right"), call.shape)
 
 
 @rule("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(call: TorchCall, values: Scalar, edges: Value, out_int32: bool = False, right: bool = False) -> Value:
     found, edges = call.pair(values, edges)
-    return call.reshape(_places(call, edges, call.reshape(found, (-1,)), right), call.shape)
+    return call.reshape(places(call, edges, call.reshape(found, (-1,)), right), call.shape)
 
 
 def _ordered(call: TorchCall, x: Value, axis: int, place: int | None, keepdim: bool) -> tuple[Value, Value]:

@@ -7,9 +7,10 @@ from functools import partial
 
 from tilewright.dtypes import float64
 from tilewright.graph.core import Value
-from tilewright.importers import bessel, formulas, special
+from tilewright.importers import airy, bessel, formulas, special
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.incomplete_gamma import incomplete_gamma
+from tilewright.importers.polynomials import FAMILIES, orthogonal_polynomial
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
 
@@ -39,12 +40,24 @@ _FUNCTIONS: dict[str, Callable[[Emitter, Value], Value]] = {
     "special_bessel_y0": partial(bessel.bessel_y, order=0),
     "special_bessel_y1": partial(bessel.bessel_y, order=1),
     "special_spherical_bessel_j0": bessel.spherical_bessel_j0,
+    "special_airy_ai": airy.airy_ai,
     "special_erfcx": special.scaled_erfc,
     "special_log_ndtr": special.log_ndtr,
     "special_ndtri": special.ndtri,
 }
 for _name, _formula in _FUNCTIONS.items():
     TABLE.add(f"{_name}.default", _in_float64(_formula))
+
+
+def _of_order(family: str) -> Callable[[TorchCall, Value, float], Value]:
+    def rule(call: TorchCall, x: Value, n: float) -> Value:
+        return call.cast(orthogonal_polynomial(call, call.cast(x, float64), family, int(n)), call.dtype)
+
+    return rule
+
+
+for _name in FAMILIES:
+    TABLE.add(f"special_{_name}.n_scalar", _of_order(_name))
 
 
 @TABLE.rule("polygamma.default")
