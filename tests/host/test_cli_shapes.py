@@ -58,6 +58,18 @@ def test_what_is_wrong_and_what_to_do(model: onnx.ModelProto, tmp_path: Path) ->
     assert "--shapes x:1..8x128" in tilewright("run", str(path)).stderr
 
 
+def test_the_length_of_a_list_that_is_a_shape(tmp_path: Path) -> None:
+    lists = "m (float[3] x, int64[R] s, float[R] z) => (float[] y, float[R] d) { y = Expand (x, s) d = Neg (z) }"
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {lists}'), path)
+    assert "--shapes s:3" in tilewright("run", str(path)).stderr
+    np.save(tmp_path / "s.npy", np.array([2, 3]))
+    done = tilewright("run", str(path), "--shapes", "s:2", "--input", f"s={tmp_path / 's.npy'}")
+    assert done.returncode == 0 and "[2, 3]" in done.stdout, done.stderr
+    done = tilewright("build", str(path), "--shapes", "s:2", "-o", str(tmp_path / "m.engine"))
+    assert done.returncode == 0 and "z: float32 [2]" in done.stdout, done.stderr
+
+
 def test_bench_says_which_sizes_it_ran(model: onnx.ModelProto, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     done = tilewright("bench", str(tmp_path / "m.onnx"), "--seconds", "0", "--size", "n=5")

@@ -62,19 +62,32 @@ def read_graph(model: Path, ranges: Ranges, trust: bool = False) -> Graph:
 
 
 def _needed_at_import(model: Path, ranges: Ranges) -> dict[str, dict[int, Any]] | None:
-    """The `dynamic_shapes` for inputs of an ONNX file that declare no dimensions, or one of size 0, and for those that
-    are to have none: what is imported for sizes from 1 does not hold for 0."""
+    """The `dynamic_shapes` for inputs of an ONNX file that declare no dimensions, or one of size 0, for those that are
+    to have none: what is imported for sizes from 1 does not hold for 0; and for the lengths of lists, which may be the
+    number of dimensions of a tensor."""
     if model.suffix != ".onnx" or not ranges:
         return None
     from tilewright.importers.onnx import read_model
 
+    dims = {entry.name: _dims(entry) for entry in read_model(model).graph.input}
+    lengths: dict[str, int] = {}  # that are given, by the model's names of them
     found: dict[str, dict[int, Any]] = {}
-    for entry in read_model(model).graph.input:
-        tensor = entry.type.tensor_type
-        dims = tensor.shape.dim if tensor.HasField("shape") else None
-        sizes = enumerate(map(_size, ranges.get(entry.name, ())[: None if dims is None else len(dims)]))
-        found[entry.name] = {axis: size for axis, size in sizes if size == 0 or _is_open(dims)}
+    for name, own in dims.items():
+        sizes = [_size(limits) for limits in ranges.get(name, ())[: None if own is None else len(own)]]
+        found[name] = {axis: size for axis, size in enumerate(sizes) if size == 0 or _is_open(own)}
+        if own is not None and len(own) == 1 and sizes and isinstance(sizes[0], int) and not own[0].dim_value:
+            found[name][0] = lengths.setdefault(own[0].dim_param, sizes[0]) if own[0].dim_param else sizes[0]
+    for name, own in dims.items():
+        for axis, dim in enumerate(own or ()):
+            if dim.dim_param in lengths:
+                found[name].setdefault(axis, lengths[dim.dim_param])
     return {name: axes for name, axes in found.items() if axes} or None
+
+
+def _dims(entry: Any) -> Sequence[Any] | None:
+    """The dimensions that an input declares."""
+    tensor = entry.type.tensor_type
+    return tensor.shape.dim if tensor.HasField("shape") else None
 
 
 def _is_open(dims: Sequence[Any] | None) -> bool:

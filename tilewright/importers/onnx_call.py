@@ -271,10 +271,12 @@ class OnnxCall(Emitter):
         """The elements of an input; raises `Unsupported` where their number is not known."""
         total = product(self.tensor(index).shape)
         if not isinstance(total, int):
+            name = self.tensor(index).name
             raise Unsupported(
-                f"input {index} ({self.tensor(index).name!r}) is a list of {total} elements, so that the number of "
-                "dimensions of the result is not known",
-                "give the list a fixed length",
+                f"input {index} ({name!r}) is a list of {total} elements, so that the number of dimensions of the "
+                "result is not known",
+                "give the list a fixed length; where it is an input of the model, as in "
+                f"dynamic_shapes={{{name!r}: {{0: 3}}}} (on the command line --shapes {name}:3)",
             )
         return total
 
