@@ -463,6 +463,22 @@ def test_sizes_through_floats(built: list[Any], caplog: pytest.LogCaptureFixture
     assert len(built) == 1 and "stays with PyTorch" not in caplog.text
 
 
+def test_floats_of_sizes_are_operands(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.relu(x) * (x.shape[0] / x.shape[1]) + max(x.shape[0] / 3, x.shape[1] / 2)
+        return torch.where(wide > x.shape[1] / 4, wide, 1 - x.shape[0] / 7).softmax(-1)
+
+    run = compiled(scaled, dynamic=True)
+    for shape in ((4, 6), (7, 3), (5, 5)):
+        x = rows(*shape)
+        torch.testing.assert_close(run(x), scaled(x), rtol=1e-4, atol=1e-5)
+    assert len(built) == 1 and "stays with PyTorch" not in caplog.text
+
+    needed = compiled(lambda x: F.elu(torch.relu(x) + 1, x.shape[0] / 3), dynamic=True)
+    torch.testing.assert_close(needed(x), F.elu(torch.relu(x) + 1, x.shape[0] / 3))
+    assert "a float that the run computes" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
 def test_attention_of_gpus_is_one_operation(name: str) -> None:
     """As in a graph traced on a GPU; where results for the backward pass are read, it stays with PyTorch."""

@@ -208,6 +208,10 @@ _MAY_BE_NEGATIVE = (
     "a number read out of a tensor, which may be negative, stands where this operation needs a size",
     "say that it is not: torch._check(number >= 0)",
 )
+_FLOAT = (
+    "a float that the run computes stands where this operation needs one that is known before",
+    "give it a number of the code",
+)
 COMPLEX = "complex "  # before the names of operations in the rules for complex tensors
 
 
@@ -279,7 +283,9 @@ class Walker:
             elif self.control is not None and self.control(self, node):
                 return
             elif isinstance(known, (torch.SymBool, torch.SymFloat)):
-                return  # used by assertions only; a use as a value is reported there
+                if isinstance(known, torch.SymFloat) and not is_condition(node):
+                    with suppress(Unsupported):  # a use as a value is reported there
+                        self.values[node] = self.symbols.number(known)
             elif name == "getitem":
                 self._getitem(node)
             elif rule is None and callable(node.target) and _is_fixed(node):
@@ -293,10 +299,14 @@ class Walker:
                 self._missing_scalar(node)
         except Unsupported as problem:
             self._report(node, problem.reason, problem.advice)
-        except ShapeError as error:
-            self._report(node, str(error), "this use of the operation is outside what the graph can express")
         except Exception as error:  # a rule met something unforeseen: name the node instead of crashing
-            if self._has_number(node):
+            if self._has(torch.SymFloat, node):
+                self._report(node, *_FLOAT)
+                return
+            if isinstance(error, ShapeError):
+                self._report(node, str(error), "this use of the operation is outside what the graph can express")
+                return
+            if self._has(torch.SymInt, node):
                 self._report(node, *_MAY_BE_NEGATIVE)
                 return
             reason = f"the import rule failed: {type(error).__name__}: {error}"
@@ -378,9 +388,9 @@ class Walker:
             raise without_rule(operation)
         self.values[node] = ((),)
 
-    def _has_number(self, node: fx.Node) -> bool:
-        """Whether an argument is a whole number read from a tensor that is no size."""
-        given = [argument for argument in node.all_input_nodes if isinstance(argument.meta.get("val"), torch.SymInt)]
+    def _has(self, kind: type, node: fx.Node) -> bool:
+        """Whether an argument is a number that the run computes, of a kind: a SymInt that is no size, or a SymFloat."""
+        given = [argument for argument in node.all_input_nodes if isinstance(argument.meta.get("val"), kind)]
         return any(isinstance(self.values.get(argument), Value) for argument in given)
 
     def _missing_scalar(self, node: fx.Node) -> None:

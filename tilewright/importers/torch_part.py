@@ -283,7 +283,7 @@ class EnginePart:
         inputs = [
             _input_of(position, node)
             for position, node in names
-            if isinstance(walker.values.get(node), (Value, Complex))
+            if isinstance(node.meta["val"], torch.Tensor) and isinstance(walker.values.get(node), (Value, Complex))
         ]
         strides = strides_of([node.meta["val"] for node in output.args[0]], symbols, placeholders)
         return _Imported(builder.finish(), inputs, sizes, strides)
@@ -297,13 +297,13 @@ def _placeholder(
     constant: bool,
     data: torch.Tensor | None,
 ) -> Any:
-    """The value of an argument; None for a number that is no size, and for a token, which holds nothing."""
+    """The value of an argument; None for a number that follows from no size, and for a token, which holds nothing."""
     fake = node.meta["val"]
     if is_token(node):
         return None
     if not isinstance(fake, torch.Tensor):
         try:
-            return symbols.size(fake)
+            return symbols.number(fake) if isinstance(fake, torch.SymFloat) else symbols.size(fake)
         except Unsupported:
             return None
     if data is not None:

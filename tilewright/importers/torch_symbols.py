@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import float64, int64
 from tilewright.errors import ImportModelError, a_kind
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
@@ -142,6 +142,13 @@ class SymbolTable:
             ranges = {symbol: (lower_bound(size), upper_bound(size)) for symbol, size in sizes.items()}
             self._numbers[expression] = only_value(expression, ranges, self.assumptions)
         return self._numbers[expression]
+
+    def number(self, value: torch.SymFloat) -> Value:
+        """A float of sizes as a float64 that the run computes; raises `Unsupported` for others."""
+        expression = value.node.expr
+        if not all(symbol.is_integer for symbol in expression.free_symbols):
+            raise Unsupported(f"a number that is {expression}")
+        return Emitter(self.builder).cast(computed_in_floats(Emitter(self.builder), self.size, expression), float64)
 
     def always(self, condition: Any) -> bool:
         """Whether a condition on sizes, a sympy relation, holds for all of them, as far as can be told here."""
