@@ -127,7 +127,7 @@ def test_engine_quantizes_to_narrow_integers_and_back(kind: int) -> None:
     """Numbers that only the run knows, beyond both ends; a second input of codes."""
     dtype = np.dtype(TYPES[kind])
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "zero"], ["codes"]),
+        helper.make_node("QuantizeLinear", ["x", "s", "zero"], ["codes"], output_dtype=0),
         helper.make_node("DequantizeLinear", ["given", "s", "zero"], ["numbers"]),
     ]
     constants = [helper.make_tensor("s", 1, [], [0.5]), helper.make_tensor("zero", kind, [], [3])]

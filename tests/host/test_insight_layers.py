@@ -116,3 +116,15 @@ def test_parts_from_the_shell(parts: Path, monkeypatch: pytest.MonkeyPatch) -> N
     finished = command("run", str(parts), "--compare", "onnxruntime", "--layers", "all", "--size", "n=3")
     assert finished.returncode == 0 and "agrees" in finished.stdout, finished.stdout + finished.stderr
     assert "own error" in finished.stdout and "add_1" in finished.stdout
+
+
+@pytest.mark.parametrize("peer", ["onnxruntime", "reference"])
+def test_lists_and_text_are_no_layers(tmp_path: Path, peer: str) -> None:
+    """The host moves them; their values are compared, as outputs."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        lists (float[4] x, string[2] t) => (seq(float[k]) s, string[2] u, float[4] y) {
+            c = Cos(x) y = Exp(c) s = SplitToSequence <axis = 0> (y) u = Identity(t) }""")
+    onnx.save(model, tmp_path / "lists.onnx")
+    finished = command("run", str(tmp_path / "lists.onnx"), "--compare", peer, "--layers", "all")
+    assert finished.returncode == 0 and "own error" in finished.stdout, finished.stdout + finished.stderr
+    assert finished.stdout.count("agrees") == 6

@@ -76,6 +76,7 @@ MOST_CONTINUED = 3  # Ifs, each of which doubles the nodes that follow, inside e
 MOST_GRAPH_NODES = 1 << 17  # that a model may become
 LARGEST_DIMENSION = 2**31 - 1
 NOT_KNOWN = ("?", "None", "-1", "0", "*")  # written as names of dimensions that are not known, and may all differ
+CHOSEN_TYPES = ("dtype", "output_dtype")  # which follow from the inputs where they are left out, or 0
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # whose numbers name an element type
 _INTERNAL = "this is a fault of tilewright: please report it with the model's part around this node"
 
@@ -418,7 +419,7 @@ class _Importer:
                 raise without_rule(rule_name(node))
             self._call(body, node, scope.opset, attributes, inputs, scope)
             return
-        values = {name: self._attribute(attribute) for name, attribute in attributes.items()}
+        values = {name: self._attribute(item) for name, item in attributes.items() if not _is_no_type(item)}
         source = source_of(node) or scope.place
         call = OnnxCall(self.builder, source, inputs, values, opset, len(node.output))
         known = evaluate(rule_name(node), call, node.output[0])
@@ -684,6 +685,11 @@ def _check_declared(declared: TypeProto, found: Tensor, subject: str, strict: bo
 def _may_be(dim: Any, extent: Size) -> bool:
     """Whether a size can be the declared one; names and numbers below 1 say nothing."""
     return dim.dim_value < 1 or lower_bound(extent) <= dim.dim_value <= upper_bound(extent)
+
+
+def _is_no_type(attribute: AttributeProto) -> bool:
+    """Whether it is a type that the inputs choose, written as ONNX Runtime does: undefined."""
+    return attribute.name in CHOSEN_TYPES and attribute.type == AttributeProto.INT and attribute.i == 0
 
 
 def source_of(node: NodeProto) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import DType, float64
+from tilewright.dtypes import HOST_ONLY, DType, float64
 from tilewright.engine.engine import Engine
 from tilewright.graph import reference
 from tilewright.graph.build import plain_name
@@ -85,14 +85,15 @@ def _of_engine(
     graph = engine.source_graph()
     symbols = reference.bind_symbols(graph, inputs)
     results = engine.run({name: array.copy() for name, array in inputs.items()})  # which may update inputs in place
-    ours = {value: np.asarray(results[name]) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
+    stored = {value: results[name] for name, value in zip(graph.output_names, graph.outputs, strict=True)}
+    ours = {value: found if value.dtype in HOST_ONLY else np.asarray(found) for value, found in stored.items()}
     available = {value: inputs[value.name] for value in graph.inputs} | ours
     producers = graph.producers()
     steps = _steps(engine)
     names = {**names, **{plain: name for name in graph.output_names if (plain := plain_name(name)) != name}}
     found = []
     for value in graph.outputs:
-        if value not in producers:
+        if value not in producers or value.dtype in HOST_ONLY:  # lists and text are the host's, which only moves them
             continue
         peer = _of_peer(value.name, exact)
         part = _part(graph, value, available, producers)

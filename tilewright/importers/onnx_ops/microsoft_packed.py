@@ -39,6 +39,8 @@ def matmul_of_packed(call: OnnxCall) -> Value:
     level = call.attribute("accuracy_level", 0)  # how precise the products are at least
     if bits not in (2, 4, 8):
         raise Unsupported("weights of a number of bits that does not divide 8", "use 2, 4 or 8 bits")
+    if call.attribute("weight_prepacked", 0):
+        raise Unsupported("weights in the order of ONNX Runtime's own kernels", "save the model without packing them")
     blocks = -(-depth // block)
     whole = bits > 2 and not call.has(4) and (not call.has(3) or call[3].dtype == uint8)
     if level == _OF_BYTES and whole and x.dtype == float32:
