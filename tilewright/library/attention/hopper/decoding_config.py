@@ -17,7 +17,8 @@ def few_query_bytes(config: Any) -> int:
     loaded = (config.ROWS + 2 * config.STAGES * config.BN) * config.D * config.TYPE.itemsize
     weights = 2 * config.ROWS * config.BN * config.TYPE.itemsize
     parts = 4 * config.ROWS * (config.D + 2) if config.SPLITS > 1 else 0
-    return int(loaded + weights + parts + 4096)  # barriers, and what reductions pass between warps
+    stored = 2 * config.ROWS * config.D // config.SPLITS  # half of a CTA's results at a time, as they lie in memory
+    return int(loaded + weights + parts + stored + 4096)  # barriers, and what reductions pass between warps
 
 
 def few_query_rules(config: Any) -> list[tuple[bool, str]]:
