@@ -33,6 +33,7 @@ from tilewright.importers.report import ImportProblem
 from tilewright.importers.torch_export import WHOLE_OPERATORS
 from tilewright.importers.torch_flex import flex_attention_in_operators
 from tilewright.importers.torch_fx import source_of, target_name
+from tilewright.importers.torch_lists import each_of_lists
 from tilewright.importers.torch_nodes import is_getitem
 from tilewright.importers.torch_part import EnginePart, NotImported, PartSettings
 from tilewright.importers.torch_partition import Partition
@@ -152,7 +153,7 @@ def decompositions() -> dict[Any, Any]:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
-    return table
+    return table | each_of_lists()
 
 
 def _refuse(message: str, *arguments: Any, **named: Any) -> Any:

@@ -53,6 +53,7 @@ from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of, problem_of
+from tilewright.importers.torch_lists import each_of_lists
 from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
@@ -138,8 +139,7 @@ def _decompositions(names: tuple[str, ...]) -> dict[Any, Any]:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
-    table[torch.ops.aten.select_scatter.default] = select_scatter
-    return table
+    return {**table, torch.ops.aten.select_scatter.default: select_scatter, **each_of_lists()}
 
 
 class _FunctionModule(torch.nn.Module):
