@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright.dtypes import float32, int64  # noqa: E402
-from tilewright.errors import TilewrightError  # noqa: E402
+from tilewright.errors import TilewrightError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.host_matrices import matrix_part  # noqa: E402
 
@@ -195,3 +195,19 @@ def test_eigenvalues_of_complex_matrices(request: pytest.FixtureRequest) -> None
     x[1, 0, 2, 1] = torch.inf
     found = matrix_part([x.numpy()], {"part": "values of pairs", "full": False})
     assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("order", [1, 3, 40])  # in steps, and on the host
+def test_inverses_of_complex_matrices(order: int) -> None:
+    def function(x: Any, y: Any) -> Any:
+        found = torch.linalg.inv(torch.complex(x, y))
+        return found.real, found.imag
+
+    x, y = torch.randn(2, 2, order, order, dtype=torch.float64)
+    for found, wanted in zip(tilewright.compile(function, (x, y))(x, y), function(x, y), strict=True):
+        torch.testing.assert_close(torch.as_tensor(found), wanted)
+
+
+def test_sparse_tensors_are_named() -> None:
+    with pytest.raises(UnsupportedOperationError, match="sparse layout"):
+        tilewright.compile(lambda x: torch.sparse.mm(x.relu().to_sparse(), x), (torch.randn(4, 4),))

@@ -13,6 +13,7 @@ _POSITIONS = (
 _SIZES = ("the result's size depends on the data", "keep all elements, and use torch.where on a mask")
 _LOOPS = ("a loop that depends on data", "repeat a fixed number of times, or keep the loop outside of the model")
 _COMPLEX = ("complex numbers in this operation", "compute with real and imaginary parts as tensors of their own")
+_SPARSE = ("tensors with a sparse layout", "call .to_dense() before this operation")
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
@@ -36,4 +37,6 @@ def without_rule(operation: str, complex_numbers: bool = False) -> Unsupported:
     if complex_numbers:
         return Unsupported(*_COMPLEX)
     parts = operation.split(".")
+    if "sparse" in operation:
+        return Unsupported(*_SPARSE)
     return Unsupported(*_REASONS.get(parts[1] if len(parts) > 1 else parts[0], (NO_RULE, NO_RULE_ADVICE)))

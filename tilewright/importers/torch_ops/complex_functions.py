@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tilewright.dtypes import int32
 from tilewright.graph.core import Value
-from tilewright.importers import formulas
+from tilewright.importers import formulas, matrices
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_complex import Complex, divided, joined
 from tilewright.importers.torch_fx import COMPLEX, TorchCall
@@ -23,6 +24,7 @@ from tilewright.importers.torch_ops.complexes import (
     size,
     times_sine,
 )  # fmt: skip
+from tilewright.symbolic import lift
 
 TABLE = RuleTable("Functions of complex numbers", COMPLEX + "aten.")
 rule = TABLE.rule
@@ -178,6 +180,29 @@ def sigmoid(call: TorchCall, x: Complex) -> Complex:
 @rule("pow.Tensor_Tensor", "pow.Scalar")
 def power_of_tensors(call: TorchCall, x: Operand, exponent: Operand) -> Complex:
     return power(call, of(call, x, part_type(call)), of(call, exponent, part_type(call)))
+
+
+def _as_real(call: TorchCall, a: Complex) -> Value:
+    """[[A, -B], [B, A]] of A + iB, whose inverse has the parts of that of A + iB in the same places."""
+    last = a.rank - 1
+    upper = call.op("concat", a.real, call.op("negate", a.imaginary), axis=last)
+    return call.op("concat", upper, call.op("concat", a.imaginary, a.real, axis=last), axis=last - 1)
+
+
+@rule("linalg_inv_ex.default")
+def inverse_and_info(call: TorchCall, a: Complex, check_errors: bool = False) -> tuple[Complex, Value]:
+    """The inverse, and 0 where there is one."""
+    order = a.shape[-1]
+    found, pivots = matrices.inverse(call, _as_real(call, a))
+    left = call.slice(found, a.rank - 1, 0, order)
+    parts = (call.slice(left, a.rank - 2, start, stop) for start, stop in ((0, order), (order, lift(order) * 2)))
+    failed = call.cast(call.op("equal", pivots, 0.0), int32)
+    return Complex(*parts), call.op("reduce_max", failed, axes=(failed.rank - 1,), keepdims=False)
+
+
+@rule("inverse.default", "linalg_inv.default")
+def inverse(call: TorchCall, a: Complex) -> Complex:
+    return inverse_and_info(call, a)[0]
 
 
 @rule("linalg_eig.default")
