@@ -245,7 +245,7 @@ def test_the_estimate_of_two_launches_is_that_of_the_larger_one() -> None:
     """The second launch has one CTA; the first reads everything with all processors, in many parts where it is long."""
     graph = optimize(one("reduce_sum", {"axes": (0, 1)}, (16384, 16384), float32))
     target = get_target("cuda:sm_90a")
-    (group,) = fuse(graph, False).groups
+    (group,) = fuse(graph).groups
     found = candidates(group, graph, target)
     first = choose(found)
     floor = 4 * 16384**2 / target.machine().memory

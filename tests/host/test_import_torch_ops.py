@@ -126,7 +126,7 @@ def test_airy_function() -> None:
     x = torch.cat([torch.linspace(-40, 12, 131, dtype=torch.float64), torch.tensor([-1e3, 2.0, 60.0, 103.0])])
     _, (found,) = imported("aten.special_airy_ai.default", (x,), {})
     exact = np.array([float(mpmath.airyai(item)) for item in x.tolist()])
-    np.testing.assert_allclose(found, exact, rtol=1e-12, atol=np.where(x < 0, 1e-13, 0))
+    assert (np.abs(found - exact) <= np.where(x < 0, 1e-13, 1e-12 * np.abs(exact))).all()
     (want,), (found,) = imported("aten.special_airy_ai.default", (strange(),), {})
     np.testing.assert_allclose(found, want.numpy(), rtol=1e-6, atol=1e-6)
 

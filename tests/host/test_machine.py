@@ -161,7 +161,7 @@ def tilings(graph: Graph, processors: int) -> list[tuple[Candidate, str]]:
     """The Hopper candidates of a graph of one group."""
     machine = target(processors)
     ready = optimize(graph, graph_passes([machine]))
-    found = [each for group in fuse(ready, True).groups if group.kind != "view"
+    found = [each for group in fuse(ready, machine.kernels).groups if group.kind != "view"
              for each in candidates(group, ready, machine) if "hopper" in each.name]  # fmt: skip
     return [(each, str(each.reasons)) for each in found]
 
