@@ -161,7 +161,7 @@ def test_terms_that_cancel_leave_the_rounding_of_each(operation):
             return (F.rms_norm(found, found.shape[-1:]),)
 
     expected = Reference(Cancelled(), [x])
-    assert not expected.plain[0].any()
     rest = (0.3 * 0.7) * 2**-24 / torch.finfo(torch.float32).eps ** 0.5
+    assert expected.plain[0].abs().max() <= 4 * rest  # 0 on most processors
     assert right(expected, torch.full_like(expected.plain[0], rest))
     assert not right(expected, torch.full_like(expected.plain[0], 300 * rest))
