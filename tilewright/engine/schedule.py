@@ -284,13 +284,10 @@ class _Stretch(_Nodes):
             tapes = self._tapes[key]
         except KeyError:  # another thread may empty the table at any time
             tapes = self._new_tapes(key, arrays, symbols)
-        if tapes is None:
-            return super().run(arrays, symbols, call)
-        results = self._natively(tapes, arrays, symbols, call)
-        if results is None:
-            return super().run(arrays, symbols, call)  # which says what is wrong
-        if tapes.sizes:
-            symbols.update(tapes.sizes)
+        results = None if tapes is None else self._natively(tapes, arrays, symbols, call)
+        if tapes is None or results is None:
+            return super().run(arrays, symbols, call)  # which says what is wrong, if anything is
+        symbols.update(tapes.sizes)
         return results
 
     def _natively(

@@ -67,7 +67,7 @@ class Contents:
 
 
 def state_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """What PyTorch tells of a parameter at each call: its address, and how often it was written to."""
+    """What identifies a parameter's state at a call: its address, and how often PyTorch has written to it."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 

@@ -147,7 +147,7 @@ def _written(
     column_mask = None if columns is None else f"column < {columns}"
     writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
     writer.rounds_once = rounded and value.dtype.bits <= 16 and not results
-    writer.rounds_before_widening = bool(results)  # else nothing tells that float32 results are not
+    writer.rounds_before_widening = bool(results)  # a single result has no second form to agree with
     writer.give(anchor, "acc")
     if residual is not None:
         writer.give(residual, f"residual.to(tl.{compute_type(residual.dtype).name})")

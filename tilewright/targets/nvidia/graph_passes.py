@@ -62,7 +62,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
                 (TargetPass(prepare_norms, norms, required=True),) if kernels.normed_rows else ()
             ),  # they find their products
             TargetPass(stage_reductions),  # rows that one kernel reduces in several steps
-            TargetPass(native_shapes, {"exact": not target.tf32, **rows}),  # last: it tells of what is left
+            TargetPass(native_shapes, {"exact": not target.tf32, **rows}),  # last: it reports shapes that remain
         ),
         kernels=kernels,
     )
