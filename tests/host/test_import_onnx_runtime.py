@@ -418,3 +418,9 @@ def test_a_position_is_that_of_its_value_also_of_a_nan(kernel: int) -> None:
     model, feeds = model_of("MaxPool", [("x", x, False)], ["y", "i"], kernel_shape=[kernel], strides=[2])
     values, positions = reference.run(import_onnx(model), feeds, dtype=None).values()
     np.testing.assert_array_equal(x.reshape(-1)[positions], values)
+
+
+@pytest.mark.parametrize(("opset", "kind"), [(7, "float"), (10, "bool"), (12, "bool"), (13, "bool")])
+def test_the_mask_of_dropout_outside_training(opset: int, kind: str, rng: np.random.Generator) -> None:
+    text = f'<ir_version: 7, opset_import: ["" : {opset}]> g (float[n, 3] x) => (float[n, 3] y, {kind}[n, 3] z)'
+    check(onnx.parser.parse_model(f"{text} {{ y, z = Dropout(x) }}"), {"x": rng.standard_normal((2, 3), np.float32)})

@@ -92,13 +92,13 @@ def multinomial(call: OnnxCall) -> Value:
 
 @rule("Dropout")
 def dropout(call: OnnxCall) -> tuple[Value, Value]:
-    """The second result says which elements are kept: all of them."""
+    """The second result says which elements are kept: all of them, which ONNX Runtime marks by 0 before opset 12."""
     if call.has(2):
         return _training_dropout(call)
     ratio, training = call.attribute("ratio", 0.5), call.opset < 7 and not call.attribute("is_test", 0)
     if training and ratio != 0:
         raise Unsupported("dropout in training mode", "export the model for inference")
-    return call[0], call.full(call[0].shape, True, int1 if call.opset >= 10 else call[0].dtype)
+    return call[0], call.full(call[0].shape, call.opset >= 12, int1 if call.opset >= 10 else call[0].dtype)
 
 
 def _training_dropout(call: OnnxCall) -> tuple[Value, Value]:
