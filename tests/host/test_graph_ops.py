@@ -25,6 +25,7 @@ KINDS = {
     "transform",
     "sorting",
     "choice",
+    "trees",
     "elementwise",
     "contraction",
     "attention",

@@ -16,8 +16,10 @@ from onnx.helper import make_model, make_opsetid
 from onnx.parser import parse_graph
 
 from tests.host.test_import_onnx_runtime import check, model_of
+from tilewright.build.builder import build
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph import reference
+from tilewright.graph.passes.trees import trees_as_steps
 from tilewright.importers import import_model
 from tilewright.importers.onnx_ops import trees as trees_module
 
@@ -132,16 +134,16 @@ def test_trees_that_each_add_to_one_result_need_no_table_of_all(
     own("TreeEnsembleRegressor", x, n_targets=3, aggregate_function=function, **nodes)
 
 
-def _random_tree(rng: np.random.Generator, modes: list[str], depth: int) -> list[list[Any]]:
+def _random_tree(rng: np.random.Generator, modes: list[str], depth: int, special: float) -> list[list[Any]]:
     """Nodes as lists: mode, feature, limit, true and false child, whether NaNs go to the first; some limits are equal,
-    infinite or NaN."""
+    and a share is infinite or NaN."""
     nodes: list[list[Any]] = []
 
     def grow(depth: int) -> int:
         number, limit = len(nodes), round(float(rng.standard_normal()), 1) or 0.1
         nodes.append(["LEAF", 0, 0.0, 0, 0, 0])
         if depth and rng.random() < 0.85:
-            limit = float(rng.choice([limit, np.inf, -np.inf, np.nan], p=[0.91, 0.03, 0.03, 0.03]))
+            limit = float(rng.choice([limit, np.inf, -np.inf, np.nan], p=[1 - special, *[special / 3] * 3]))
             node = [str(rng.choice(modes)), int(rng.integers(4)), limit, grow(depth - 1), grow(depth - 1)]
             nodes[number] = [*node, int(rng.random() < 0.5)]
         return number
@@ -150,14 +152,11 @@ def _random_tree(rng: np.random.Generator, modes: list[str], depth: int) -> list
     return nodes
 
 
-@pytest.mark.parametrize("cost", [0, 1 << 30], ids=["search", "lookup"])
+@pytest.mark.parametrize("special", [0.0, 0.09], ids=["numbers", "places"])
 @pytest.mark.parametrize("modes", [["LEQ"], ["LT", "GTE"], ["GT", "LEQ", "LT"], ["LEQ", "EQ"]], ids="+".join)
-def test_trees_of_random_shapes_and_limits(
-    modes: list[str], cost: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trees_module._TreeColumns, "cost", lambda columns: cost)
+def test_trees_of_random_shapes_and_limits(modes: list[str], special: float, rng: np.random.Generator) -> None:
     modes = [f"BRANCH_{mode}" for mode in modes]
-    forest = [_random_tree(rng, modes, depth) for depth in (0, 1, 6, 3, 6, 2, 4)]
+    forest = [_random_tree(rng, modes, depth, special) for depth in (0, 1, 6, 3, 6, 2, 4)]
     names = ("modes", "featureids", "values", "truenodeids", "falsenodeids", "missing_value_tracks_true")
     nodes: dict[str, Any] = {f"nodes_{name}": [node[i] for tree in forest for node in tree]
                              for i, name in enumerate(names)}  # fmt: skip
@@ -167,11 +166,17 @@ def test_trees_of_random_shapes_and_limits(
     nodes |= {"nodes_treeids": [tree for tree, _ in places], "nodes_nodeids": [node for _, node in places]}
     nodes |= {"target_treeids": [tree for tree, _ in leaves], "target_nodeids": [node for _, node in leaves]}
     nodes |= {"target_ids": [0] * len(leaves), "target_weights": weights.tolist()}
-    x = np.round(rng.standard_normal((64, 4)), 1).astype(np.float32)
+    x = np.round(rng.standard_normal((280, 4)), 1).astype(np.float32)  # more than the kernel takes together
     x[rng.random(x.shape) < 0.3] = np.nan
     x[rng.random(x.shape) < 0.1] = rng.choice([np.inf, -np.inf])
     model, _ = model_of("TreeEnsembleRegressor", [("x", x, False)], ["y"], domain="ai.onnx.ml", n_targets=1, **nodes)
-    found = reference.run(import_model(model), {"x": x}, None)["y"]
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    graph = import_model(model)
+    found = reference.run(graph, {"x": x}, None)["y"]
+    for ready in (graph, trees_as_steps(graph)):
+        engine = build(ready)
+        for rows in (1, 20, 280):
+            np.testing.assert_array_equal(engine.run({"x": x[:rows]})["y"], found[:rows])
     compare = {"LEQ": np.less_equal, "LT": np.less, "GTE": np.greater_equal, "GT": np.greater, "EQ": np.equal}
     for row, result in zip(x, found[:, 0], strict=True):
         total = 0.0

@@ -14,6 +14,7 @@
     transform     Fourier transforms of rows
     sorting       positions in order
     choice        a place in each row
+    trees         leaves of trees of decisions
     composite     decomposed by `passes.decompose` before fusion
     host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
     part          a part of the model that is compiled on its own (`graph.partition`)
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
-from tilewright.graph import choices, fourier, paged, quantization, random_bits, recurrent, sorting
+from tilewright.graph import choices, fourier, paged, quantization, random_bits, recurrent, sorting, trees
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_matrices as matrices
@@ -203,6 +204,10 @@ _op("choice", "choose", 12, choices.choose_type, choices.choose,
     "these the ones not below floors [R], passes shares [R] of it all; -1: no number. Before, logits of rows with "
     "histories [R] above 0 are changed by presences, frequencies, repetitions [R] and tables [H * N] of tokens that "
     "were seen, and of biases")
+_op("trees", "tree_leaves", 5, trees.tree_leaves_type, trees.tree_leaves,
+    "i32 place of the leaf that a row of x [N, columns] reaches in each tree: [N, trees]; nodes and limits [nodes], "
+    "roots and falling depths [trees] i32; the next node is the first child, or the one after it where x > limit",
+    column_bits=REQUIRED)
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)

@@ -28,6 +28,7 @@ from tilewright.library.rows.cpu_program import cpu_row_program
 from tilewright.library.rows.problem import ROW_OPERATIONS
 from tilewright.library.slots import gate_halves
 from tilewright.library.sort.cpu import sort_candidates
+from tilewright.library.trees.cpu import tree_candidates
 from tilewright.targets.base import Target
 
 
@@ -64,5 +65,6 @@ def cpu_makers(candidates: Maker) -> Makers:
         "choice": choice,
         "recurrent": cpu_recurrent_candidates,
         "transform": fourier_candidates,
+        "trees": tree_candidates,
     }
     return Makers(own)

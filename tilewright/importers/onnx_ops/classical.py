@@ -12,7 +12,16 @@ from tilewright.dtypes import float32, float64, int64, string
 from tilewright.graph.core import Value
 from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
-from tilewright.importers.onnx_ops.trees import LARGEST_TABLE, Trees, leaves_of, place_in, tree_table
+from tilewright.importers.onnx_ops.trees import (
+    LARGEST_TABLE,
+    LEAF,
+    MEMBER,
+    Trees,
+    leaves_of,
+    mode_codes,
+    place_in,
+    tree_table,
+)
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import product
@@ -402,6 +411,12 @@ class _NodeNumbers:
     """Where in the lists of nodes the node of a tree is."""
 
     def __init__(self, trees: np.ndarray, nodes: np.ndarray) -> None:
+        begins = np.flatnonzero(np.diff(trees, prepend=trees[:1] - 1))  # of runs of one tree
+        self.trees, self._begins = trees[begins], begins
+        self._sizes = np.diff([*begins, len(trees)])
+        self.keys: np.ndarray | None = None
+        if (np.diff(self.trees) > 0).all() and (nodes == np.arange(len(trees)) - np.repeat(begins, self._sizes)).all():
+            return  # trees one after the other, with nodes counted from 0: as nearly all files have them
         self.trees, tree = np.unique(trees, return_inverse=True)
         self.nodes, node = np.unique(nodes, return_inverse=True)
         keys = tree * len(self.nodes) + node
@@ -412,9 +427,13 @@ class _NodeNumbers:
 
     def find(self, trees: np.ndarray, nodes: np.ndarray) -> np.ndarray:
         """The places of nodes; -1 for those that are not there."""
-        if not len(self.keys):
+        if not len(self.trees):
             return np.full(len(trees), -1)
-        tree, node = place_in(self.trees, trees), place_in(self.nodes, nodes)
+        tree = place_in(self.trees, trees)
+        if self.keys is None:
+            known = (tree >= 0) & (nodes >= 0) & (nodes < self._sizes[tree])
+            return np.where(known, self._begins[tree] + nodes, -1)
+        node = place_in(self.nodes, nodes)
         place = place_in(self.keys, tree * len(self.nodes) + node)
         return np.where((tree < 0) | (node < 0) | (place < 0), -1, self.order[place])
 
@@ -431,10 +450,10 @@ def _trees(call: OnnxCall, side: str, results: int) -> Trees:
     """The trees of a TreeEnsembleRegressor (`side` target) or -Classifier (class)."""
     names = ("treeids", "nodeids", "truenodeids", "falsenodeids", "featureids")
     trees, nodes, *wanted, features = _lists(call, *(f"nodes_{name}" for name in names))
-    modes = np.array(call.attribute("nodes_modes"))
+    modes = mode_codes(call.attribute("nodes_modes") or [])
     if len(modes) != len(trees):
         raise Invalid(f"there are {len(modes)} modes for {len(trees)} nodes")
-    numbers, own, leaf = _NodeNumbers(trees, nodes), np.arange(len(trees)), modes == "LEAF"
+    numbers, own, leaf = _NodeNumbers(trees, nodes), np.arange(len(trees)), modes == LEAF
     branches = [np.where(leaf, own, numbers.find(trees, nodes)) for nodes in wanted]
     if any((branch < 0).any() for branch in branches):
         raise Invalid("a node of a tree leads to one that the tree does not have")
@@ -462,7 +481,7 @@ def _aggregated(call: OnnxCall, x: Value, trees: Trees, function: str) -> Value:
     names = {"SUM": "reduce_sum", "AVERAGE": "reduce_sum", "MIN": "reduce_min", "MAX": "reduce_max"}
     none = {"MIN": np.inf, "MAX": -np.inf}.get(function, 0.0)  # of a tree that says nothing of a result
     is_small = 1 < trees.results <= LARGEST_TABLE // max(len(trees.roots), 1)
-    targets = trees.target_of_each() if is_small and not none else None
+    targets = trees.target_of_each if is_small and not none else None
     if targets is not None:
         total = _sum_of_results(call, x, trees, targets)
     else:
@@ -533,7 +552,7 @@ def tree_classifier(call: OnnxCall) -> tuple[Value, Value]:
 
 def _scored(call: OnnxCall, x: Value, trees: Trees, total: Value) -> Value:
     """The scores [N, classes] with the least one for a class of which no leaf of a row says anything."""
-    targets = trees.target_of_each()
+    targets = trees.target_of_each
     if (trees.weights >= 0).all() or (targets is not None and len(np.unique(targets)) == trees.results):
         return total
     given, leaves = trees.table()[1], trees.when_true == np.arange(len(trees.modes))
@@ -544,7 +563,6 @@ def _scored(call: OnnxCall, x: Value, trees: Trees, total: Value) -> Value:
     return call.op("where", call.op("greater", reached, 0), total, call.builder.number(-np.inf, total.dtype))
 
 
-_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _FUNCTIONS = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
@@ -582,11 +600,11 @@ def _ensemble(call: OnnxCall) -> Trees:
     fits = len(targets) == leaves and all(len(each) == count for each in (splits, features, missing))
     if not fits or not ((roots >= 0) & (roots < count)).all() or not ((targets >= 0) & (targets < results)).all():
         raise Invalid("the lists of nodes, leaves and roots do not fit together")
-    if (codes >= len(_MODES)).any():
-        raise Invalid(f"the modes of nodes are {sorted(set(codes.tolist()))}; they must be 0 to {len(_MODES) - 1}")
+    if (codes >= LEAF).any():
+        raise Invalid(f"the modes of nodes are {sorted(set(codes.tolist()))}; they must be 0 to {LEAF - 1}")
     call.attribute("nodes_hitrates")
     filled = np.zeros(leaves, np.int64)
-    modes = np.concatenate([np.array(_MODES)[codes], np.full(leaves, "LEAF")])
+    modes = np.concatenate([codes.astype(np.int8), np.full(leaves, LEAF, np.int8)])
     return Trees(
         np.concatenate([features, filled]), np.concatenate([splits, filled]), modes,
         np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, place[count:], targets, weights,
@@ -597,7 +615,7 @@ def _ensemble(call: OnnxCall) -> Trees:
 def _members(call: OnnxCall, codes: np.ndarray, leaves: int) -> np.ndarray | None:
     """The numbers of the sets of the nodes that ask for membership, which NaNs separate."""
     numbers = call.attribute("membership_values")
-    asking = np.flatnonzero(codes == _MODES.index("BRANCH_MEMBER"))
+    asking = np.flatnonzero(codes == MEMBER)
     if numbers is None or not len(asking):
         if len(asking):
             raise Invalid("nodes ask for membership, and 'membership_values' is missing")

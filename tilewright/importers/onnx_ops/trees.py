@@ -1,13 +1,15 @@
 """Trees of decisions: their nodes, and the leaf that each row reaches.
 
-A node compares a column of a row with a limit.  Of a row, only its place among a column's limits matters: how many of
-them are less.  So each column is searched once for its place, and a node is one number: the place of its limit, where
-its children are, and the column.  (Lucchese et al., "QuickScorer", 2015, sort limits by feature for the same reason.)
+A node compares a column of a row with a limit; a number of its own has where its children are, and the column.  Of a
+row, only its place among a column's limits matters: how many of them are less.  Where limits or NaNs forbid to compare
+the numbers themselves, each column is searched once for that place.  (Lucchese et al., "QuickScorer", 2015, sort limits
+by feature.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 
 LARGEST_TABLE = 1 << 25  # numbers of all nodes of trees
+# What nodes ask of a number and their limit, in the order of `nodes_modes` of TreeEnsemble; leaves ask nothing.
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
+_LEQ, _LT, _GTE, _GT, *_, MEMBER, LEAF = range(len(MODES))
 
 
 @dataclass
@@ -25,7 +30,7 @@ class Trees:
 
     features: np.ndarray
     limits: np.ndarray
-    modes: np.ndarray  # [nodes], of texts
+    modes: np.ndarray  # [nodes], of places in `MODES`
     missing: np.ndarray
     when_true: np.ndarray
     when_false: np.ndarray
@@ -55,7 +60,7 @@ class Trees:
         Nodes that ask whether a number is greater ask whether it is not, and nodes that no row reaches are left out.
         Trees that share nodes stay as they are.
         """
-        turned = np.isin(self.modes, [*_OPPOSITES]) & ~np.isnan(self.limits.astype(np.float64))
+        turned = ((self.modes == _GT) | (self.modes == _GTE)) & ~np.isnan(self.limits.astype(np.float64))
         first = np.where(turned, self.when_false, self.when_true)
         second = np.where(turned, self.when_true, self.when_false)
         found = _breadth_first(self.roots, first, second)
@@ -66,9 +71,11 @@ class Trees:
         begins = np.zeros(len(sizes), np.int64)
         begins[order] = np.cumsum(sizes[order]) - sizes[order]
         number = np.where(owner >= 0, begins[owner] + place, -1)  # of each old node
-        old = np.argsort(np.where(number < 0, len(number), number))[: int(sizes.sum())]
+        reached = np.flatnonzero(number >= 0)
+        old = np.empty(int(sizes.sum()), np.int64)
+        old[number[reached]] = reached
         used = owner[self.weighted] >= 0
-        modes = np.where(turned, [_OPPOSITES.get(str(mode), "") for mode in self.modes], self.modes)
+        modes = np.where(turned, np.where(self.modes == _GT, _LEQ, _LT), self.modes)
         return Trees(
             self.features[old], self.limits[old], modes[old], (self.missing != turned)[old],
             number[first[old]], number[second[old]], begins[order], number[self.weighted[used]], self.targets[used],
@@ -85,38 +92,33 @@ class Trees:
 
     def leaf_weights(self) -> np.ndarray:
         """The weights [nodes] where each node adds to one result."""
-        weights = np.zeros(len(self.modes))
-        np.add.at(weights, self.weighted, self.weights)
-        return weights
+        return np.bincount(self.weighted, self.weights, len(self.modes))
 
+    @cached_property
     def target_of_each(self) -> np.ndarray | None:
         """The one result that each tree adds to, as in boosted trees; None where a leaf has none, or another one."""
-        reached = _breadth_first(self.roots, self.when_true, self.when_false)
-        if reached is None:
+        if self.depths is None:
             return None
-        owner, *_ = reached
+        owner = np.repeat(np.arange(len(self.roots)), np.diff([*self.roots, len(self.modes)]))  # they are in order
         found = np.full(len(self.roots), -1)
-        used = owner[self.weighted] != -1
-        found[owner[self.weighted[used]]] = self.targets[used]
+        found[owner[self.weighted]] = self.targets
         has_weight = np.zeros(len(self.modes), np.bool_)
         has_weight[self.weighted] = True
-        leaves = (self.when_true == np.arange(len(self.modes))) & (owner != -1)
-        same = (found[owner[self.weighted[used]]] == self.targets[used]).all()
+        leaves = self.when_true == np.arange(len(self.modes))
+        same = (found[owner[self.weighted]] == self.targets).all()
         return found if same and has_weight[leaves].all() else None
 
 
-_COMPARISONS = {
-    "BRANCH_LEQ": "less_equal",
-    "BRANCH_LT": "less",
-    "BRANCH_GTE": "greater_equal",
-    "BRANCH_GT": "greater",
-    "BRANCH_EQ": "equal",
-    "BRANCH_NEQ": "not_equal",
-}
+_COMPARISONS = ("less_equal", "less", "greater_equal", "greater", "equal", "not_equal")  # by the first of `MODES`
 
 
-_ORDERING = ("BRANCH_LEQ", "BRANCH_LT")
-_OPPOSITES = {"BRANCH_GT": "BRANCH_LEQ", "BRANCH_GTE": "BRANCH_LT"}
+def mode_codes(modes: list[str]) -> np.ndarray:
+    """Texts as places in `MODES`; raises `Invalid` for others."""
+    places = {mode: place for place, mode in enumerate(MODES)}
+    try:
+        return np.fromiter((places[mode] for mode in modes), np.int8, len(modes))
+    except KeyError as error:
+        raise Invalid(f"a node has the mode {error.args[0]!r}; they are {', '.join(MODES)}") from None
 
 
 def _breadth_first(
@@ -129,8 +131,12 @@ def _breadth_first(
     owner, place = np.full(len(first), -1), np.zeros(len(first), np.int64)
     sizes, depths = np.zeros(len(roots), np.int64), np.zeros(len(roots), np.int64)
     level, trees, places, steps = roots, np.arange(len(roots)), np.zeros(len(roots), np.int64), 0
+    order = np.empty(len(first), np.int64)
     while level.size:
-        if (owner[level] != -1).any() or len(np.unique(level)) < level.size:
+        if (owner[level] != -1).any():
+            return None
+        order[level] = np.arange(level.size)
+        if (order[level] != np.arange(level.size)).any():  # a node is twice in one level
             return None
         owner[level], place[level] = trees, places
         sizes += np.bincount(trees, minlength=len(roots))
@@ -170,32 +176,22 @@ def leaves_of(call: OnnxCall, x: Value, trees: Trees) -> Value:
 
 
 class _TreeWalk:
-    """Trees `in_order` whose nodes are numbers: of the place of the limit, of the first child, of the column.
+    """Trees `in_order` for the graph op `tree_leaves`.
 
-    Where searching the columns takes longer than looking up the limits, these have a table of their own.
+    Rows give their numbers; where these do not tell all (`_TreeColumns.limits`), places among the limits of a column.
     """
-
-    _MOST_PARTS = 4  # of trees of like depth
 
     def __init__(self, trees: Trees, dtype: np.dtype) -> None:
         assert trees.depths is not None
         self._depths, self._roots = trees.depths, trees.roots
-        self._parts = _like_depths(trees.depths, self._MOST_PARTS)
         own = np.arange(len(trees.modes))
         inner = trees.when_true != own
         self._columns = _TreeColumns(trees, inner, dtype)
-        steps = sum(int(trees.depths[begin]) * (end - begin) for begin, end in self._parts)
-        self._limits = self._columns.limits if self._columns.cost() > steps else None
         sizes = np.diff([*trees.roots, len(own)])
         child = trees.when_true - np.repeat(trees.roots, sizes)
         self._column_bits = max(1, (self._columns.count - 1).bit_length())
-        self._child_bits = max(1, int(sizes.max() - 1).bit_length())
-        self._shift = self._column_bits + self._child_bits
         self._nodes = child << self._column_bits | np.where(inner, self._columns.of_nodes, 0)
-        self.bits = self._shift
-        if self._limits is None:
-            self._nodes |= np.where(inner, self._columns.places, self._columns.last).astype(np.int64) << self._shift
-            self.bits += self._columns.last.bit_length()
+        self.bits = self._column_bits + max(1, int(sizes.max() - 1).bit_length())
 
     @classmethod
     def of(cls, trees: Trees, dtype: np.dtype) -> _TreeWalk | None:
@@ -203,46 +199,29 @@ class _TreeWalk:
 
         Nor for limits before which the next number is subnormal: a caller may have its processor take these for zero.
         """
-        leaves = trees.modes == "LEAF"
-        least = _at_most(trees.limits.astype(dtype), trees.modes)[trees.modes == "BRANCH_LT"]
+        leaves = trees.modes == LEAF
+        least = _at_most(trees.limits.astype(dtype), trees.modes)[trees.modes == _LT]
         if ((least != 0) & (np.abs(least) < np.finfo(dtype).tiny)).any():
             return None
-        if trees.depths is None or not np.isin(trees.modes[~leaves], _ORDERING).all() or leaves.all():
+        if trees.depths is None or not (leaves | (trees.modes <= _LT)).all() or leaves.all():
             return None
         found = cls(trees, dtype)
         return found if found.bits < 64 else None
 
     def leaves(self, call: OnnxCall, x: Value) -> Value:
-        """The leaf [N, trees] of each tree for each row: trees of like depth take one step at a time."""
-        dtype = int32 if self.bits < 32 else int64
-        nodes = call.constant(self._nodes.astype(dtype.numpy), "nodes")
-        if self._limits is None:
-            numbers, limits = self._columns.search(call, x), None
-            numbers = call.op("shift_left", call.cast(numbers, dtype), self._shift)
-        else:
-            numbers, limits = self._columns.numbers(call, x), call.constant(self._limits, "limits")
-        parts = [self._walk(call, numbers, nodes, limits, slice(*ends)) for ends in self._parts]
-        return parts[0] if len(parts) == 1 else call.op("concat", *parts, axis=1)
-
-    def _walk(self, call: OnnxCall, numbers: Value, nodes: Value, limits: Value | None, part: slice) -> Value:
-        """The leaves of some trees."""
-        roots, column_mask = self._roots[part], (1 << self._column_bits) - 1
-        begins = call.constant(roots.astype(np.int32), "roots")
-        reached = call.broadcast(begins, (numbers.shape[0], len(roots)))
-        node = call.constant(self._nodes[roots].astype(nodes.dtype.numpy), "first")
-        column = call.constant((self._nodes[roots] & column_mask).astype(np.int32), "columns")
-        number = call.op("gather", numbers, column, axis=1)
-        for step in range(int(self._depths[part][0])):
-            if step > 0:
-                node = call.op("gather", nodes, reached, axis=0)
-                number = call.op("gather_elements", numbers, call.op("bitwise_and", node, column_mask), axis=1)
-            # With the place of the limit in front, numbers of nodes compare as places do.
-            limit = node if limits is None else call.op("gather", limits, reached, axis=0)
-            beyond = call.op("greater", number, limit)
-            child = call.op("shift_right", node, self._column_bits)
-            child = call.cast(call.op("bitwise_and", child, (1 << self._child_bits) - 1), int32)
-            reached = call.op("add", call.op("add", begins, child), call.cast(beyond, int32))
-        return reached
+        """The leaf [N, trees] of each tree for each row."""
+        limits, columns = self._columns.limits, self._columns
+        numbers = columns.search(call, x) if limits is None else columns.numbers(call, x)
+        nodes = call.constant(self._nodes.astype(np.int32 if self.bits < 32 else np.int64), "nodes")
+        return call.op(
+            "tree_leaves",
+            numbers,
+            nodes,
+            call.constant(columns.limits_as_places() if limits is None else limits, "limits"),
+            call.constant(self._roots.astype(np.int32), "roots"),
+            call.constant(self._depths.astype(np.int32), "depths"),
+            column_bits=self._column_bits,
+        )
 
 
 class _TreeColumns:
@@ -254,17 +233,17 @@ class _TreeColumns:
 
     def __init__(self, trees: Trees, inner: np.ndarray, dtype: np.dtype) -> None:
         first, limits = trees.missing[inner], _at_most(trees.limits[inner].astype(dtype), trees.modes[inner])
-        keys = np.stack([trees.features[inner], first], axis=1).astype(np.int64)
-        columns, of_inner = np.unique(keys, axis=0, return_inverse=True)
-        self._features, self._first, self.count = columns[:, 0], columns[:, 1] != 0, len(columns)
+        columns, of_inner = np.unique(2 * trees.features[inner] + first, return_inverse=True)
+        self._features, self._first, self.count = columns // 2, columns % 2 != 0, len(columns)
         self.of_nodes = np.zeros(len(trees.modes), np.int64)
-        self.of_nodes[inner] = of_inner = of_inner.reshape(-1)
-        self.places = np.zeros(len(trees.modes), np.int64)
-        self.places[inner] = self._sort(limits, of_inner)
+        self.of_nodes[inner] = of_inner
+        self._inner, self.places = inner, np.zeros(len(trees.modes), np.int64)
         self.limits: np.ndarray | None = None  # of the nodes, where numbers tell all: NaNs count as infinities
         if not (np.isnan(limits) | (limits == np.where(first, -np.inf, np.inf))).any():
             self.limits = np.full(len(trees.modes), np.inf, dtype)
             self.limits[inner] = limits
+        else:
+            self.places[inner] = self._sort(limits, of_inner)
 
     def _sort(self, limits: np.ndarray, of_limits: np.ndarray) -> np.ndarray:
         """Make the table of limits by column; the places of the limits, 0 for NaNs, beyond which all numbers are."""
@@ -279,9 +258,9 @@ class _TreeColumns:
             places[mine] = 1 + np.searchsorted(row, limits[mine])
         return places
 
-    def cost(self) -> int:
-        """Of a search, in steps of one tree: how many of them take as long as the lookups of limits that it saves."""
-        return 2 * self.count * (self._steps + 1)
+    def limits_as_places(self) -> np.ndarray:
+        """The places of the limits of nodes; of leaves one that no number is beyond."""
+        return np.where(self._inner, self.places, self.last).astype(np.int32)
 
     def numbers(self, call: OnnxCall, x: Value) -> Value:
         """The numbers [N, columns] of a row."""
@@ -308,27 +287,7 @@ def _at_most(limits: np.ndarray, modes: np.ndarray) -> np.ndarray:
     """The limits that numbers are at most: less than a limit is at most the number before it."""
     below = np.nextafter(limits, limits.dtype.type(-np.inf))
     below[limits == -np.inf] = np.nan
-    return np.where(modes == "BRANCH_LT", below, limits)
-
-
-def _like_depths(depths: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Trees of falling depths in at most so many parts: those that take the fewest steps in all."""
-    ends = [*(np.flatnonzero(np.diff(depths)) + 1).tolist(), len(depths)]
-    begins = [0, *ends[:-1]]
-    least: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # the steps to each end, and the ends of parts
-    for _ in range(most):
-        found = dict(least)
-        for end in ends:
-            for begin in (begin for begin in begins if begin < end and begin in least):
-                steps = least[begin][0] + int(depths[begin]) * (end - begin + _PART_COST)
-                if end not in found or steps < found[end][0]:
-                    found[end] = (steps, (*least[begin][1], end))
-        least = found
-    parts = least[len(depths)][1]
-    return list(zip((0, *parts[:-1]), parts, strict=True))
-
-
-_PART_COST = 32  # trees that take a step in the time that a kernel takes to begin
+    return np.where(modes == _LT, below, limits)
 
 
 def _stepwise(call: OnnxCall, x: Value, trees: Trees) -> Value:
@@ -344,18 +303,19 @@ def _stepwise(call: OnnxCall, x: Value, trees: Trees) -> Value:
     if len(trees.modes) > 1 << _HALF:
         tables |= {"next": trees.when_true.astype(np.int32), "false": trees.when_false.astype(np.int32)}
     constants = {name: call.constant(table, name) for name, table in tables.items()}
-    used = [str(mode) for mode in np.unique(trees.modes) if mode != "LEAF"]
-    known = {*_COMPARISONS} if trees.members is None else {*_COMPARISONS, "BRANCH_MEMBER"}
-    if not set(used) <= known:
-        raise Invalid(f"the modes of nodes are {used}")
-    kinds = call.constant(np.maximum(place_in(np.array(used or [""]), trees.modes), 0).astype(np.int32), "modes")
+    used = [int(mode) for mode in np.unique(trees.modes) if mode != LEAF]
+    if MEMBER in used and trees.members is None:
+        raise Invalid(f"a node has the mode {MODES[MEMBER]!r}, which TreeEnsemble alone has")
+    kinds = call.constant(np.maximum(place_in(np.array(used or [LEAF]), trees.modes), 0).astype(np.int32), "modes")
     for _ in range(trees.depth()):
         feature, limit, true, *others = (call.op("gather", constants[name], place, axis=0) for name in tables)
         number = call.op("gather_elements", x, call.op("shift_right", feature, 1), axis=1)
         answers = []
         for mode in used:
-            name = _COMPARISONS.get(mode)
-            answers.append(call.op(name, number, limit) if name else _is_member(call, number, place, trees))
+            is_member = mode == MEMBER
+            answers.append(
+                _is_member(call, number, place, trees) if is_member else call.op(_COMPARISONS[mode], number, limit)
+            )
         answer = answers[0]
         if len(used) > 1:
             kind = call.op("gather", kinds, place, axis=0)
