@@ -158,6 +158,10 @@ class InputError(TilewrightError):
     """An engine was called with an input it cannot take: a wrong name, element type, device or kind."""
 
 
+class RunEndedError(TilewrightError):
+    """A run ended early because another thread told it to; it has no results."""
+
+
 class OutOfMemoryError(TilewrightError, MemoryError):
     """The system does not give the memory that is needed."""
 

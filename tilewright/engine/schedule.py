@@ -39,6 +39,7 @@ from tilewright.graph.reference import (
 from tilewright.runtime.on_device import OnDevice, as_row, host, is_on_gpu, joined
 from tilewright.runtime.session import Frame, PlanSession, profile_buffer
 from tilewright.runtime.shapes import check_conditions
+from tilewright.runtime.signals import check_ended
 from tilewright.symbolic import Expression, Symbol, evaluate, free_symbols, plain_symbol
 
 _FRAMES = 1024  # combinations of sizes that a part keeps what follows from
@@ -137,6 +138,7 @@ class Schedule:
         ]
         values += self._rest_for(symbols, call) if self._steps_of_sizes else self._rest
         for run, inputs, outputs, ended in self._steps:
+            check_ended()
             results = run([values[place] for place in inputs], symbols, call)
             for place, result in zip(outputs, results, strict=True):
                 values[place] = result

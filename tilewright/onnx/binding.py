@@ -7,7 +7,6 @@ import math
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from tilewright.onnx.session import InferenceSession
 
 
-_DEVICES = ("cpu", "cuda")  # by the number that ONNX Runtime has for them
 _TEXTS = {"float32": "float", "float64": "double", "float8e8m0fnu": "float8e8m0"}
 
 
@@ -42,29 +40,6 @@ def type_text(dtype: DType) -> str:
         key, item = (ANY_BY_NAME[name] for name in dtype.name.removeprefix("map(").removesuffix(")").split(","))
         return f"map({type_text(key).removeprefix('tensor(').removesuffix(')')},{type_text(item)})"
     return f"tensor({'string' if dtype.kind == 'text' else element_text(dtype.numpy)})"
-
-
-@dataclass(frozen=True)
-class OrtDevice:
-    """Where a value is: the name of a device, "cpu" or "cuda", and its number."""
-
-    name: str
-    number: int = 0
-
-    @staticmethod
-    def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
-        """The device of that name and number. Raises `InputError` for another name than "cpu" or "cuda"."""
-        if ort_device_name not in _DEVICES:
-            raise InputError(f"the device is {brief(ort_device_name)}: expected 'cpu' or 'cuda'")
-        return OrtDevice(ort_device_name, device_id)
-
-    def device_type(self) -> int:
-        """0 for a CPU, 1 for a GPU."""
-        return _DEVICES.index(self.name)
-
-    def device_id(self) -> int:
-        """The device's number."""
-        return self.number
 
 
 class SparseTensor:
@@ -138,6 +113,40 @@ class OrtValue:
                 return array
         return np.asarray(self.value)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """`numpy`, for NumPy's functions."""
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    @staticmethod
+    def from_dlpack(data: Any, /) -> OrtValue:
+        """A tensor of another library, whose memory it shares. Raises `InputError` for what has no DLPack."""
+        if not hasattr(data, "__dlpack__"):
+            raise InputError(f"{a_kind(data)} has no DLPack: give an array or a tensor")
+        return OrtValue(data)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The tensor for another library, which shares its memory."""
+        return self._lent().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where the tensor is, in DLPack's numbers."""
+        device: tuple[int, int] = self._lent().__dlpack_device__()
+        return device
+
+    def _lent(self) -> Any:
+        if not hasattr(self.value, "__dlpack__"):
+            raise InputError(f"{a_kind(self.value)} cannot be lent to another library: DLPack has tensors of numbers")
+        return self.value
+
+    @staticmethod
+    def ort_value_from_sparse_tensor(sparse_tensor: Any) -> NoReturn:
+        """Raises `InputError`."""
+        SparseTensor.sparse_coo_from_numpy()
+
+    def as_sparse_tensor(self) -> NoReturn:
+        """Raises `InputError`: there are none."""
+        raise InputError("this value is not sparse: no engine gives sparse tensors")
+
     def shape(self) -> list[int]:
         """The sizes."""
         return list(self.value.shape)
@@ -205,6 +214,17 @@ class OrtValue:
         if not self.value.flags.writeable:
             raise InputError("update_inplace() writes to the array of this value, which is read-only")
         self.value[...] = np_arr
+
+
+def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
+    """Write tensors over others of the same shapes and types, in the host's memory; nothing needs a `stream` for that.
+
+    Raises `InputError`.
+    """
+    if len(src) != len(dst):
+        raise InputError(f"{len(src)} tensors are to be written over {len(dst)}")
+    for source, target in zip(src, dst, strict=True):
+        target.update_inplace(source.numpy())
 
 
 def as_numpy(value: Any) -> Any:
@@ -282,6 +302,10 @@ class IOBinding:
     def get_outputs(self) -> list[OrtValue]:
         """The outputs of the last run, in the order of binding."""
         return [OrtValue(value) for value in self.results.values()]
+
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """As `get_outputs`: a list does for the class of ONNX Runtime's own."""
+        return self.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """The outputs of the last run as NumPy arrays, sequences as lists of them, optionals as such or None."""

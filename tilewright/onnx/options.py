@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilewright.errors import SettingsError, brief
 
@@ -74,6 +74,9 @@ class SessionOptions:
     log_verbosity_level: int = 0
     logid: str = ""
     entries: dict[str, str] = field(default_factory=dict)
+    providers: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    is_cancelled: bool = False
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
         """Fix the dimensions of that name."""
@@ -94,6 +97,50 @@ class SessionOptions:
             raise SettingsError(f"there are {len(names)} names for {len(ort_values)} values")
         self.initializers.update(zip(names, ort_values, strict=True))
 
+    def add_external_initializers_from_files_in_memory(
+        self, names: Sequence[str], buffers: Sequence[Any], lengths: Sequence[int]
+    ) -> None:
+        """Use the first bytes of `buffers` for the files of those names, in which the model keeps constants. Raises
+        `SettingsError` for lists of different lengths and a buffer that is too short."""
+        if not len(names) == len(buffers) == len(lengths):
+            raise SettingsError(f"there are {len(names)} names for {len(buffers)} buffers and {len(lengths)} lengths")
+        for name, buffer, length in zip(names, buffers, lengths, strict=True):
+            data = memoryview(buffer).cast("B")[:length]
+            if len(data) != length:
+                raise SettingsError(f"the buffer of the file {brief(name)} has {len(data)} bytes, not {brief(length)}")
+            self.files[str(name)] = bytes(data)
+
+    def add_provider(self, name: str, options: Mapping[str, str] | None = None) -> None:
+        """Name a provider for the session, which counts where its argument `providers` names none."""
+        self.providers.append((name, dict(options or {})))
+
+    def has_providers(self) -> bool:
+        """Whether `add_provider` named one."""
+        return bool(self.providers)
+
+    def set_load_cancellation_flag(self, is_cancelled: bool) -> None:
+        """Whether the making of a session is refused."""
+        self.is_cancelled = bool(is_cancelled)
+
+    def add_provider_for_devices(self, *arguments: Any) -> NoReturn:
+        """Raises `SettingsError`."""
+        raise SettingsError("a device is chosen by its provider: add_provider('CUDAExecutionProvider')")
+
+    def set_provider_selection_policy(self, *arguments: Any) -> NoReturn:
+        """Raises `SettingsError`."""
+        self.add_provider_for_devices()
+
+    def set_provider_selection_policy_delegate(self, *arguments: Any) -> NoReturn:
+        """Raises `SettingsError`."""
+        self.add_provider_for_devices()
+
+    def set_ep_context_data_read_func(self, *arguments: Any) -> NoReturn:
+        """Raises `SettingsError`: models compiled for a provider of ONNX Runtime do not run here."""
+        raise SettingsError("models that were compiled for a provider of ONNX Runtime do not run here: give others")
+
+    def clear_ep_context_data_read_func(self) -> None:
+        """Nothing: there is no such function."""
+
     def add_session_config_entry(self, config_key: str, config_value: str) -> None:
         """Keep an entry, which has no meaning here."""
         self.entries[config_key] = config_value
@@ -111,7 +158,11 @@ class SessionOptions:
 
 @dataclass
 class RunOptions:
-    """Options of a run, without a meaning here."""
+    """Options of a run; only `terminate` has a meaning here.
+
+    `terminate`: another thread sets it to end the run early, which then raises `RunEndedError`: within about a second
+    on the CPU, on a GPU between two parts of an engine. Runs with it do so until it is False again.
+    """
 
     log_severity_level: int = 2
     log_verbosity_level: int = 0
@@ -127,6 +178,10 @@ class RunOptions:
     def get_run_config_entry(self, config_key: str) -> str:
         """An entry that was added. Raises `SettingsError` for another."""
         return _entry(self.entries, config_key)
+
+    def add_active_adapter(self, adapter: Any) -> NoReturn:
+        """Raises `SettingsError`."""
+        raise SettingsError("adapters of ONNX Runtime are not supported: give their tensors as inputs of the run")
 
 
 def _entry(entries: dict[str, str], key: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import (
     ImportModelError,
     InputError,
+    RunEndedError,
     SettingsError,
     ShapeError,
     TilewrightError,
@@ -33,6 +34,7 @@ from tilewright.errors import (
 )
 from tilewright.importers.shapes import symbol_name
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
+from tilewright.onnx.devices import OrtDevice, OrtMemoryInfo
 from tilewright.onnx.options import ModelMetadata, NodeArg, SessionOptions, declared_shapes, fixed_size
 from tilewright.onnx.recent import RecentlyUsed
 from tilewright.onnx.source import Source
@@ -40,6 +42,7 @@ from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.session import check_threads
 from tilewright.runtime.shapes import check_mapping
+from tilewright.runtime.signals import ended_by
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -127,7 +130,11 @@ class InferenceSession:
             raise SettingsError(f"sess_options are a SessionOptions, not {a_kind(sess_options)}")
         path = Path(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
         self._file = path if path is not None and path.suffix == ".engine" else None
+        if getattr(self._options, "is_cancelled", False):
+            raise RunEndedError("the options say that no session is to be made: set_load_cancellation_flag(False)")
         self._source = None if self._file else Source(_model(path_or_bytes) if path is None else path)
+        if self._source is not None and getattr(self._options, "files", {}):
+            self._source = self._source.with_files(self._options.files)
         if self._source is not None and getattr(self._options, "initializers", {}):
             self._source = self._source.with_initializers(self._options.initializers)
         self._declared: dict[str, list[int | str | None]] = {}
@@ -138,7 +145,7 @@ class InferenceSession:
             self._declared = declared_shapes(model, self._options)
             self._overridable = _overridable(model)
         self._with_constants: RecentlyUsed[frozenset[str], InferenceSession] = RecentlyUsed()
-        self.set_providers(providers)
+        self.set_providers(providers or getattr(self._options, "providers", None))
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
         if self._options.optimized_model_filepath:
@@ -147,6 +154,8 @@ class InferenceSession:
         self._began = time.perf_counter_ns()
         self._last: dict[str, Any] | None = None
         self._pool: ThreadPoolExecutor | None = None
+        if self._source is not None:
+            self._source.forget()
 
     def set_providers(
         self,
@@ -210,6 +219,49 @@ class InferenceSession:
         """What the model says about itself; nothing for an engine file."""
         return self._meta
 
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The memory that each input is expected in; others are copied."""
+        return [OrtMemoryInfo.of(self._device)] * len(self.get_inputs())
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The memory that each output is in, of runs whose inputs are there."""
+        return [OrtMemoryInfo.of(self._device)] * len(self.get_outputs())
+
+    @property
+    def _device(self) -> OrtDevice:
+        return OrtDevice(TARGETS[self._provider])
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """As `OrtValue.ortvalue_from_shape_and_type`; sessions have no memory of their own for it."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
+
+    def get_tuning_results(self) -> list[Any]:
+        """None: what is measured is in the engine, and in the timing cache (`tilewright.compile`)."""
+        return []
+
+    def set_tuning_results(self, results: Sequence[Any], *, error_on_invalid: bool = False) -> None:
+        """Nothing for no results. Raises `SettingsError` for those of ONNX Runtime's kernels."""
+        if results:
+            raise SettingsError("times of ONNX Runtime's kernels say nothing of tilewright's: leave them out")
+
+    def release_captured_graph(self, graph_annotation_id: int = 0) -> None:
+        """Nothing: an engine's CUDA graphs end with it."""
+
+    def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
+        """Nothing: no provider here has such options."""
+
+    def get_input_epdevices(self) -> NoReturn:
+        """Raises `SettingsError`."""
+        raise SettingsError("devices are described by get_input_memory_infos(); there are no plug-in providers")
+
+    def get_provider_graph_assignment_info(self) -> NoReturn:
+        """Raises `SettingsError`."""
+        raise SettingsError(
+            "one provider runs the whole model, the one of get_providers(); `tilewright inspect` shows its kernels"
+        )
+
     def get_providers(self) -> list[str]:
         """The provider that runs the model."""
         return [self._provider]
@@ -235,17 +287,31 @@ class InferenceSession:
     ) -> list[Any]:
         """The named outputs, or all, as NumPy arrays; sequences as lists of them, optionals as such or None.
 
-        `input_feed` has arrays (or what `numpy.asarray` takes, or `OrtValue`) by name; `run_options` is accepted, and
-        has no meaning here.  Raises `InputError` and `ShapeError`.
+        `input_feed` has arrays (or what `numpy.asarray` takes, or `OrtValue`) by name; of `run_options` only
+        `terminate` has a meaning (`RunOptions`).  Raises `InputError`, `ShapeError` and `RunEndedError`.
         """
-        results = self._run(output_names, input_feed)
+        results = self._run(output_names, input_feed, None, run_options)
         return [as_numpy(value) for value in results]
 
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
     ) -> list[OrtValue]:
         """`run` on `OrtValue`s, whose outputs stay where the engine left them."""
-        return [OrtValue(value) for value in self._run(output_names, input_dict_ort_values)]
+        return [OrtValue(value) for value in self._run(output_names, input_dict_ort_values, None, run_options)]
+
+    def run_with_ortvaluevector(
+        self,
+        run_options: Any,
+        feed_names: Sequence[str],
+        feeds: Sequence[OrtValue],
+        fetch_names: Sequence[str],
+        fetches: list[OrtValue],
+        fetch_devices: Sequence[OrtDevice],
+    ) -> None:
+        """`run_with_ort_values` on lists; the results are put into the list `fetches`, where the engine left them."""
+        if len(feed_names) != len(feeds):
+            raise InputError(f"there are {len(feed_names)} names for {len(feeds)} values")
+        fetches[:] = self.run_with_ort_values(fetch_names, dict(zip(feed_names, feeds, strict=True)), run_options)
 
     def run_async(
         self,
@@ -266,7 +332,7 @@ class InferenceSession:
 
         def work() -> None:
             try:
-                results, message = self.run(output_names, input_feed), ""
+                results, message = self.run(output_names, input_feed, run_options), ""
             except Exception as error:
                 results, message = [], str(error) or type(error).__name__
             try:
@@ -285,17 +351,31 @@ class InferenceSession:
         if not isinstance(iobinding, IOBinding):
             raise InputError(f"expected the IOBinding that io_binding() gives, got {a_kind(iobinding)}")
         names, out = iobinding.outputs()
-        iobinding.results = dict(zip(names, self._run(names, iobinding.inputs, out), strict=True))
+        iobinding.results = dict(zip(names, self._run(names, iobinding.inputs, out, run_options), strict=True))
 
     def _run(
-        self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None = None
+        self,
+        output_names: Sequence[str] | None,
+        feed: Mapping[str, Any],
+        out: Mapping[str, Any] | None = None,
+        run_options: Any = None,
+    ) -> list[Any]:
+        if run_options is None:
+            return self._results(output_names, feed, out)
+        if not hasattr(run_options, "terminate"):
+            raise InputError(f"run_options are a RunOptions, not {a_kind(run_options)}")
+        with ended_by(lambda: bool(run_options.terminate)):
+            return self._results(output_names, feed, out)
+
+    def _results(
+        self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None
     ) -> list[Any]:
         names = None if output_names is None else self._output_names(output_names)
         inputs = self._inputs(feed)
         if self._overridable:
             others = frozenset(inputs.keys() & self._overridable.keys())
             if others:
-                return self._with_inputs(others)._run(names, inputs, out)
+                return self._with_inputs(others)._results(names, inputs, out)
         began = time.perf_counter_ns() if self._options.enable_profiling else 0
         if self._sizes is None or not isinstance(self.engine, Engine):
             results = self.engine.run(inputs, out or None, self._threads)

@@ -29,6 +29,7 @@ class Source:
     def __init__(self, given: ModelProto | Path | bytes) -> None:
         self._given = given if isinstance(given, (Path, bytes)) else _copy(given)
         self._states: dict[Path, State | None] = {}
+        self._model_read: ModelProto | None = None  # what was read, while a session is made
         if isinstance(given, Path) and given.suffix == ".onnx":
             self._states = {given: _state(given)}
             files = [given.parent / name for name in _data_files(self.read())]
@@ -50,12 +51,17 @@ class Source:
         return self._given.parent if isinstance(self._given, Path) else None
 
     def read(self) -> ModelProto:
-        """The model without the tensors in other files."""
+        """The model without the tensors in other files, which nobody may change: it is read once until `forget`."""
         given = self.get()
         if not isinstance(given, (Path, bytes)):
             return given
-        model: ModelProto = onnx_importer().read_model(given)
+        model: ModelProto = self._model_read or onnx_importer().read_model(given)
+        self._model_read = model
         return model
+
+    def forget(self) -> None:
+        """Keep no more than was given: a large model need not stay in memory."""
+        self._model_read = None
 
     def whole(self) -> ModelProto:
         """The model with the tensors that are in files of its folder."""
@@ -72,12 +78,33 @@ class Source:
             _replace(constants[name], value.numpy())
         return Source(self._with_files(model))
 
+    def with_files(self, given: Mapping[str, bytes]) -> Source:
+        """With the contents of some files, by the names that the model has for them. Raises `SettingsError` for a file
+        that ends before a constant in it does."""
+        model = _copy(self.read())
+        for tensor in _all_tensors(model):
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            if tensor.data_location != tensor.EXTERNAL or entries.get("location") not in given:
+                continue
+            data, offset = given[entries["location"]], int(entries.get("offset", 0))
+            length = int(entries.get("length", len(data) - offset))
+            if not 0 <= offset <= offset + length <= len(data):
+                raise SettingsError(
+                    f"the constant {brief(tensor.name)} is in the bytes {offset} to {offset + length} of "
+                    f"{brief(entries['location'])}, and the options have {len(data)} bytes for that file"
+                )
+            tensor.raw_data = data[offset : offset + length]
+            tensor.data_location = tensor.DEFAULT
+            del tensor.external_data[:]
+        return Source(self._with_files(model))
+
     def _with_files(self, model: ModelProto) -> ModelProto:
         from onnx import numpy_helper
 
         from tilewright.importers.onnx_tensors import read_tensor
 
-        if isinstance(self._given, Path):
+        if isinstance(self._given, Path) and any(t.data_location == t.EXTERNAL for t in model.graph.initializer):
+            model = _copy(model)
             for tensor in model.graph.initializer:
                 if tensor.data_location == tensor.EXTERNAL:
                     tensor.CopyFrom(numpy_helper.from_array(read_tensor(tensor, self._given.parent), tensor.name))
@@ -115,15 +142,18 @@ def _state(path: Path) -> State | None:
 
 def _data_files(model: ModelProto) -> set[str]:
     """The places of tensors outside the model's file."""
-    nodes = [node for function in model.functions for node in function.node]
-    tensors = [*_tensors(model.graph), *(tensor for node in nodes for tensor in _in_attributes(node.attribute))]
     return {
         entry.value
-        for tensor in tensors
+        for tensor in _all_tensors(model)
         if tensor.data_location == tensor.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location" and isinstance(entry.value, str)
     }
+
+
+def _all_tensors(model: ModelProto) -> list[TensorProto]:
+    nodes = [node for function in model.functions for node in function.node]
+    return [*_tensors(model.graph), *(tensor for node in nodes for tensor in _in_attributes(node.attribute))]
 
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:

@@ -2,20 +2,27 @@
 
 A run of many program instances, or a plan, may take minutes, in which the interpreter cannot handle signals.  So the
 native functions (`runtime.glue`) ask for them from time to time, with the GIL.  An exception that a handler raises, by
-default KeyboardInterrupt for Ctrl-C, is taken off the thread and kept until the run has ended early.
+default KeyboardInterrupt for Ctrl-C, is taken off the thread and kept until the run has ended early.  In the same
+places a run ends that was told to by another thread (`ended_by`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
-# Whether a handler of a signal raised: the exception is left at `raised`, three pointers.
+from tilewright.errors import RunEndedError
+
+# Whether a handler of a signal raised: the exception is left at `raised`, three pointers.  Or the run is to end.
 _SIGNALS_TEXT = """
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare i32 @PyErr_CheckSignals()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare i32 @tilewright_ends()
 define internal i1 @signals(ptr %raised) nounwind {
 entry:
   ; one exception at a time: a further signal is kept by Python until this one has been raised
@@ -28,15 +35,20 @@ check:
   %state = call i32 @PyGILState_Ensure()
   %status = call i32 @PyErr_CheckSignals()
   %came = icmp ne i32 %status, 0
-  br i1 %came, label %keep, label %out
+  br i1 %came, label %keep, label %told
+told:
+  %told.ends = call i32 @tilewright_ends()
+  %ends = icmp ne i32 %told.ends, 0
+  br label %out
 keep:
   %value.p = getelementptr ptr, ptr %raised, i64 1
   %trace.p = getelementptr ptr, ptr %raised, i64 2
   call void @PyErr_Fetch(ptr %raised, ptr %value.p, ptr %trace.p)
   br label %out
 out:
+  %result = phi i1 [ true, %keep ], [ %ends, %told ]
   call void @PyGILState_Release(i32 %state)
-  ret i1 %came
+  ret i1 %result
 }
 """
 _TEXT_WITHOUT_PYTHON = "define internal i1 @signals(ptr %raised) nounwind {\n  ret i1 false\n}"
@@ -100,17 +112,61 @@ def text(can_ask: bool, ask_ticks: int) -> str:
 
 
 def raise_pending() -> NoReturn:
-    """Raise the exception of a signal's handler that stopped a run, KeyboardInterrupt by default."""
+    """Raise what stopped a run: a signal's handler's exception, by default KeyboardInterrupt, or `RunEndedError`."""
+    if not _raised[0]:
+        raise _ended_error()
     exception = [ctypes.c_void_p(pointer) for pointer in _raised]
     _raised[:] = [None] * 3
     ctypes.pythonapi.PyErr_Restore(*exception)
     raise KeyboardInterrupt  # not reached: the call before raises what it restores
 
 
+# Runs that another thread ends ------------------------------------------------------------------------
+
+_end_checks: dict[int, Callable[[], bool]] = {}  # by the threads whose runs may be told to end
+
+
+@contextmanager
+def ended_by(is_to_end: Callable[[], bool]) -> Iterator[None]:
+    """Runs of this thread end early once `is_to_end()` is true, and raise `RunEndedError`."""
+    thread = threading.get_ident()
+    before = _end_checks.get(thread)
+    _end_checks[thread] = is_to_end
+    try:
+        check_ended()
+        yield
+    finally:
+        if before is None:
+            del _end_checks[thread]
+        else:
+            _end_checks[thread] = before
+
+
+def check_ended() -> None:
+    """Raise `RunEndedError` if this thread's run was told to end."""
+    if _end_checks and _ends():
+        raise _ended_error()
+
+
+def _ended_error() -> RunEndedError:
+    return RunEndedError("the run ended early, because it was told to terminate; its results are not there")
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int)
+def _native_ends() -> int:
+    return _ends()
+
+
+def _ends() -> bool:
+    is_to_end = _end_checks.get(threading.get_ident())
+    return is_to_end is not None and is_to_end()
+
+
 def functions() -> dict[str, int]:
-    """The addresses of Python's functions that `_SIGNALS_TEXT` calls; nothing where one is missing."""
+    """The addresses of the functions that `_SIGNALS_TEXT` calls; nothing where one of Python's is missing."""
     python = getattr(ctypes, "pythonapi", None)
     if any(not hasattr(python, name) for name in _PYTHON):
         return {}
     found = {name: ctypes.cast(getattr(python, name), ctypes.c_void_p).value for name in _PYTHON}
+    found["tilewright_ends"] = ctypes.cast(_native_ends, ctypes.c_void_p).value
     return {name: address for name, address in found.items() if address is not None}
