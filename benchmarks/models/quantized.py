@@ -23,6 +23,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.importers import import_model
 from tilewright.quant.layers import layers_of, quantized, residuals_of
 from tilewright.quant.quantize import calibrate
+from tilewright.targets.kernels import GPU_KERNELS
 
 FP8_LARGEST = 448.0
 HIDDEN, HEADS, INTERMEDIATE = 4096, 32, 16384  # of the block
@@ -103,11 +104,11 @@ def quantized_graph(model: Model, scheme: str) -> Graph:
     first = tuple(tensor[:1] for tensor in model.inputs)
     small = optimize(import_model(model.module, first))
     sample = {value.name: tensor.cpu().numpy() for value, tensor in zip(small.inputs, first, strict=True)}
-    layers = layers_of(small, scheme)
+    layers = layers_of(small, scheme, GPU_KERNELS)
     watched = [*layers, *residuals_of(small, {layer.name for layer in layers})]
     ranges = calibrate(small, watched, [sample], "minmax", lambda stage, item, seconds: None)
     graph = optimize(import_model(model.module, model.inputs))
-    names = {layer.name for layer in layers_of(graph, scheme)}
+    names = {layer.name for layer in layers_of(graph, scheme, GPU_KERNELS)}
     return quantized(
         graph, names, {name: (float(low), float(high)) for name, (low, high) in ranges.items()}, scheme, True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from tests.host.cli_support import tilewright
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import DType, float16, float32, int8, uint8
+from tilewright.dtypes import DType, float16, float32, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Advice, Graph, Value
 from tilewright.graph.passes.align_products import align_products
@@ -21,6 +22,8 @@ from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.insight.page import page
 from tilewright.insight.report import report
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.kernels import GPU_KERNELS
+from tilewright.targets.registry import get_target
 
 
 def advice_of(graph: Graph) -> list[str]:
@@ -47,17 +50,13 @@ def product(rows: int, depth: int, columns: int, dtype: DType, transposed: bool 
     ],
 )
 def test_the_nearest_native_sizes_are_named(graph: Graph, nearest: str) -> None:
-    found = advice_of(native_shapes(graph, exact=True, row_bytes=16))
+    found = advice_of(native_shapes(graph, GPU_KERNELS))
     assert len(found) == bool(nearest) and all(nearest in text for text in found)
     assert not nearest or "%matmul" in found[0]
 
 
 def test_sizes_that_are_filled_up_are_named_once() -> None:
-    (text,) = advice_of(
-        native_shapes(
-            align_products(product(512, 500, 300, float16), row_bytes=16, columns=128), exact=True, row_bytes=16
-        )
-    )
+    (text,) = advice_of(native_shapes(align_products(product(512, 500, 300, float16), GPU_KERNELS), GPU_KERNELS))
     assert "are filled up" in text and "504 and 304 in the model itself" in text
 
 
@@ -68,9 +67,9 @@ def test_products_without_tensor_cores_are_one_line() -> None:
         x = b.op("matmul", [x, b.constant(np.ones((64, 64), np.float32))])
     b.output(x)
     graph = b.finish()
-    (text,) = advice_of(native_shapes(graph, exact=True, row_bytes=16))
+    (text,) = advice_of(native_shapes(graph, GPU_KERNELS))
     assert text.startswith("5 products and convolutions in float32 (%matmul, ") and "and 2 more" in text
-    assert "tf32" in text and not advice_of(native_shapes(graph, exact=False, row_bytes=16))
+    assert "tf32" in text and not advice_of(native_shapes(graph, replace(GPU_KERNELS, exact=False)))
 
 
 def quantized(b: GraphBuilder, x: Value, scale: float) -> Value:
@@ -97,7 +96,7 @@ def partly_quantized(rng: np.random.Generator) -> Graph:
 
 
 def test_pairs_that_integers_do_not_take_are_named_with_what_to_change(rng: np.random.Generator) -> None:
-    found = advice_of(narrow_products(partly_quantized(rng), {uint8, int8}))
+    found = advice_of(narrow_products(partly_quantized(rng), get_target("cuda:sm_80").kernels))
     assert [text.rsplit(": ", 1)[1] for text in found] == [
         "its depth 30 is no multiple of 4; make it 32 with zeros",
         "its other operand is not quantized; quantize that, too",
@@ -119,7 +118,7 @@ def test_layers_whose_quantized_weights_become_floats_are_advice() -> None:
 
 
 def test_advice_goes_through_build_and_inspect_to_the_page(rng: np.random.Generator, tmp_path: Path) -> None:
-    if not CPUTarget.host().narrow_products:
+    if not CPUTarget.host().kernels.narrow_types:
         pytest.skip("products of integers are computed in floats here")
     engine = build(partly_quantized(rng), CPUTarget.host(), tuning=Tuning(0))
     assert len(engine.advice) == 3 and not set(engine.advice) & {*engine.remarks, *engine.fusion}

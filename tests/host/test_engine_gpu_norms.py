@@ -31,7 +31,7 @@ NORMED_ROWS = KERNELS.normed_rows
 
 def normed(graph: Graph) -> list[bool]:
     """For each product whether it computes a norm."""
-    fused = fuse(prepare_norms(optimize(graph), NORMED_ROWS), KERNELS)
+    fused = fuse(prepare_norms(optimize(graph), KERNELS), KERNELS)
     return [group.nodes[0].op == "rms_norm" for group in fused.groups if group.kind == "contraction"]
 
 
@@ -51,7 +51,7 @@ def test_few_rows(rows: int, rng: np.random.Generator) -> None:
 def test_other_norms_stay(rows: int, dtype: DType, op: str, rng: np.random.Generator) -> None:
     """With more rows, in float16, which would overflow, and with a mean."""
     graph = optimize(block(rows, rng, dtype, op))
-    assert prepare_norms(graph, NORMED_ROWS) is graph
+    assert prepare_norms(graph, KERNELS) is graph
     without = replace(KERNELS, normed_rows=0)
     with_norms = [group.nodes[0].op for group in fuse(graph, KERNELS).groups]
     assert with_norms == [group.nodes[0].op for group in fuse(graph, without).groups] and op in str(with_norms)
@@ -60,7 +60,7 @@ def test_other_norms_stay(rows: int, dtype: DType, op: str, rng: np.random.Gener
 def test_weights_take_the_scale_once(rng: np.random.Generator) -> None:
     """In float32, rounded once; the weights as they were are gone."""
     graph = optimize(block(1, rng))
-    scaled = prepare_norms(graph, NORMED_ROWS)
+    scaled = prepare_norms(graph, KERNELS)
     exact = {"x": rng.standard_normal((1, 1, 512)).astype(ml_dtypes.bfloat16)}
     before, after = (run(each, exact)["y"] for each in (graph, scaled))
     np.testing.assert_allclose(after, before, rtol=0, atol=2**-8 * np.abs(before).max())
@@ -75,12 +75,12 @@ def test_weights_take_the_scale_once(rng: np.random.Generator) -> None:
 
 def test_sums_go_on_in_float32(rng: np.random.Generator) -> None:
     """The product in front of a norm stores its sum twice, for the norm rounded; the last one only so."""
-    graph = prepare_norms(optimize(block(2, rng)), NORMED_ROWS)
+    graph = prepare_norms(optimize(block(2, rng)), KERNELS)
     groups = fuse(graph, KERNELS).groups
     stored = [[value.dtype for value in group.outputs] for group in groups]
     assert stored == [[bfloat16], [float32, bfloat16], [bfloat16], [bfloat16], [bfloat16]]
     assert groups[1].outputs[0] in groups[3].inputs and groups[1].outputs[1] in groups[2].inputs
-    assert prepare_norms(graph, NORMED_ROWS) is graph
+    assert prepare_norms(graph, KERNELS) is graph
 
 
 @pytest.mark.parametrize("ones", [False, True])
@@ -125,7 +125,7 @@ def test_engines(rows: int, assembler: None, rng: np.random.Generator) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 5])
 def test_all_candidates_compile(rows: int, assembler: None, rng: np.random.Generator) -> None:
-    target, graph = get_target("cuda:sm_90a"), prepare_norms(optimize(block(rows, rng)), NORMED_ROWS)
+    target, graph = get_target("cuda:sm_90a"), prepare_norms(optimize(block(rows, rng)), KERNELS)
     kernels = KernelSet(target, lambda stage, item, seconds: None)
     for group in fuse(graph, KERNELS).groups:
         for candidate in candidates(group, graph, target):

@@ -21,6 +21,7 @@ from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.reference import run
 from tilewright.library.convolution.simt.few_planes import FewProblem, ranked_forms
 from tilewright.settings import settings
+from tilewright.targets.kernels import GPU_KERNELS
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Sizes = tuple[int, ...]
@@ -159,9 +160,7 @@ def test_networks_of_many_whole_convolutions_are_channels_last(convolutions: int
         x = b.op("relu", [b.op("conv", [x, w], groups=parts, **window)])
     b.output(x, "y")
     layouts = {
-        node.attributes["layout"]
-        for node in convolutions_of_planes(b.finish(), True, 8, 128, 64).nodes
-        if node.op == "conv"
+        node.attributes["layout"] for node in convolutions_of_planes(b.finish(), GPU_KERNELS).nodes if node.op == "conv"
     }
     assert layouts == {"planes" if first else "NCHW"}
 

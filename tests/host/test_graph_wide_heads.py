@@ -55,7 +55,7 @@ def drawn(graph: Graph, rng: np.random.Generator, count: int = 5) -> dict[str, n
 @pytest.mark.parametrize("rows", [5, 9, "rows"])
 def test_wide_heads_are_products(rows: int | str, bias: bool, causal: bool, rng: np.random.Generator) -> None:
     graph = attention(130, causal=causal, bias=bias, rows=rows)
-    separated = separate_wide_heads(graph, WIDEST_HEAD, 128)
+    separated = separate_wide_heads(graph, GPU_KERNELS)
     assert not any(node.op == "attention" for node in separated.nodes)
     inputs = drawn(graph, rng, rows if isinstance(rows, int) else 5)
     exact = run(graph, inputs)["y"]
@@ -67,7 +67,7 @@ def test_heads_without_a_kernel_are_products_in_any_case(bias: bool, rng: np.ran
     """Floats of 16 bits too, with windows, caps and numbers of keys: none has another way to be computed."""
     form: dict[str, Any] = {"causal": True, "bias": bias, "rows": "rows", "window": 3, "softcap": 2.0, "counted": True}
     graph = attention(2056, float16, **form)
-    separated = separate_wide_heads(graph, WIDEST_HEAD, 128)
+    separated = separate_wide_heads(graph, GPU_KERNELS)
     assert not any(node.op == "attention" for node in separated.nodes)
     exact = attention(2056, float32, **form)
     inputs = drawn(graph, rng)
@@ -91,10 +91,10 @@ def test_other_heads_stay() -> None:
         attention(256, rows=8192, keys=16384),  # scores of 4 GiB
         attention(130, rows=1, keys=64, groups=4, dtype=float16),
     ):  # fmt: skip
-        assert separate_wide_heads(graph, WIDEST_HEAD, 128) is graph
+        assert separate_wide_heads(graph, GPU_KERNELS) is graph
 
 
 def test_scores_are_few_beside_operands() -> None:
     for rows, stays in ((200, False), (3000, True)):
         graph = attention(130, rows=rows, keys=3000, groups=1)
-        assert (separate_wide_heads(graph, WIDEST_HEAD, 128) is graph) == stays
+        assert (separate_wide_heads(graph, GPU_KERNELS) is graph) == stays

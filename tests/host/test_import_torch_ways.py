@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 import tilewright
 from tilewright.graph import reference
 from tilewright.importers import import_model
 from tilewright.importers.torch_proved import RangeBroken, stopping
-from tilewright.symbolic import lower_bound
 
 
 def _padded_to_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -124,10 +127,6 @@ def _with_a_number_at_one(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x + 1, 5 if x.shape[0] == 1 else 6
 
 
-def _of_other_kinds(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return x + 1, x.amax() if x.shape[0] > 4 else None
-
-
 @pytest.mark.parametrize("function", [_with_numbers, _with_a_number_at_one])
 def test_python_numbers_among_the_results_are_those_of_the_way(function: Any) -> None:
     graph = import_model(function, (torch.ones(6),), {"x": {0: ("n", 1, 9)}})
@@ -139,10 +138,69 @@ def test_python_numbers_among_the_results_are_those_of_the_way(function: Any) ->
         assert numbers == list(function(x)[1:])
 
 
-def test_results_that_differ_in_kind_are_told_and_their_sizes_refused() -> None:
-    graph = import_model(_of_other_kinds, (torch.ones(6),), {"x": {0: ("n", 1, 9)}})
-    assert any("the results of other ways differ in kind" in remark for remark in graph.remarks)
-    assert lower_bound(graph.inputs[0].shape[0]) == 5
+def _squeezed(x: torch.Tensor) -> dict[str, Any]:
+    return {"all": x.squeeze() * 2, "last": x.squeeze(1), "rows": x.shape[0]}
+
+
+def _rows(x: torch.Tensor) -> list[torch.Tensor]:
+    return [row * 2 for row in x] if x.shape[0] < 4 else [x.sum(0)]
+
+
+def _of_other_kinds(x: torch.Tensor) -> Any:
+    if x.shape[0] == 1:
+        return x[0] > 0
+    return (x + 1, x.amax()) if x.shape[0] > 4 else (x.double(), None)
+
+
+class _OfObjects(nn.Module):
+    """A buffer that is written, and an object whose parts are there for some sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        self.calls.add_(x.shape[0])
+        return SimpleNamespace(logits=x.squeeze(0) + self.calls[0], sum=x.sum(0) if x.shape[0] > 3 else None)
+
+
+@pytest.mark.parametrize("function", [_squeezed, _rows, _of_other_kinds, _OfObjects().eval()])
+def test_results_that_differ_in_kind_are_those_of_the_way(function: Any) -> None:
+    module = function if isinstance(function, nn.Module) else None
+    shapes = {"x": {0: ("n", 1, 7), 1: ("m", 1, 3)}} if function is _squeezed else {"x": {0: ("n", 1, 7)}}
+    graph = import_model(copy.deepcopy(function), (torch.ones(6, 3),), shapes)
+    assert graph.results_of is not None
+    for n, m in product(range(1, 8), (1, 3) if function is _squeezed else (3,)):
+        x = torch.randn(n, m)
+        kept = {} if module is None else {"calls": module.calls.numpy().copy()}
+        found = reference.run(graph, {"x": x.numpy(), **kept})
+        made = graph.results_of([found[name] for name in graph.output_names])
+        expected = function(x)
+        if module is not None:
+            made, expected = vars(made), vars(expected)
+        leaves, structure = tree_flatten(expected)
+        own, own_structure = tree_flatten(made)
+        assert structure == own_structure
+        for leaf, wanted in zip(own, leaves, strict=True):
+            if isinstance(wanted, torch.Tensor):
+                assert leaf.dtype.kind == wanted.numpy().dtype.kind  # the reference computes in float64
+                assert leaf.shape == wanted.shape
+                np.testing.assert_allclose(leaf, wanted.numpy(), rtol=1e-5)
+            else:
+                assert leaf == wanted
+
+
+def test_an_engine_file_of_several_kinds_gives_them_by_name(tmp_path: Path) -> None:
+    engine = tilewright.compile(_squeezed, (torch.ones(6, 3),), {"x": {0: ("n", 1, 7), 1: ("m", 1, 3)}}, "cpu")
+    assert any("'kind' is the number of the call's kind" in remark for remark in engine.remarks)
+    engine.save(tmp_path / "squeezed.engine")
+    loaded = tilewright.load(tmp_path / "squeezed.engine")
+    for n, m in ((1, 1), (1, 3), (5, 1), (5, 3)):
+        x = torch.randn(n, m)
+        torch.testing.assert_close(engine(x)["all"], _squeezed(x)["all"])
+        found = loaded.run({"x": x})
+        torch.testing.assert_close(found["all"], x * 2)  # with all its dimensions
+        assert found["last"].shape == (n, m)
 
 
 @pytest.mark.parametrize(("low", "stops"), [(2, True), (6, False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float8e4nv, float16, float32, float64, int8, int32, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fold_zero_points import fold_zero_points
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.narrow_products import narrow_products
@@ -17,9 +20,15 @@ from tilewright.graph.reference import run_graph
 from tilewright.graph.verifier import verify
 from tilewright.library import packing
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.kernels import CPU_KERNELS
 
-if not CPUTarget.host().narrow_products:
+if not CPUTarget.host().kernels.narrow_types:
     pytest.skip("products of integers are computed in floats here", allow_module_level=True)
+
+
+def kernels(*types: DType, zeros_around: bool = False) -> KernelFacts:
+    """Those that multiply these types."""
+    return replace(CPU_KERNELS, narrow_types=frozenset(types), zeros_around=zeros_around)
 
 
 def number(b: GraphBuilder, value: float, dtype: DType = float32) -> Value:
@@ -42,7 +51,7 @@ def results(
 
 def products(graph: Graph, op: str = "matmul") -> list[str]:
     """The types of all products after the passes."""
-    optimized = optimize(narrow_products(graph, {uint8}))
+    optimized = optimize(narrow_products(graph, kernels(uint8)))
     verify(optimized)
     return [str(node.output.dtype) for node in optimized.nodes if node.op == op]
 
@@ -110,11 +119,11 @@ def test_zero_points_are_part_of_the_bias(dtype: DType, rng: np.random.Generator
         bias = b.constant(rng.standard_normal(24).astype(dtype.numpy))
         b.output(b.op("add", [b.op("matmul", [read, weights]), bias]))
         graph = b.finish()
-        folded = optimize(fold_zero_points(narrow_products(graph, {uint8})))
+        folded = optimize(fold_zero_points(narrow_products(graph, kernels(uint8))))
         verify(folded)
         assert [node.op for node in folded.nodes].count("subtract") == subtractions
         x = integers(rng, (5, depth), uint8)
-        graphs = (folded, optimize(narrow_products(graph, {uint8})))
+        graphs = (folded, optimize(narrow_products(graph, kernels(uint8))))
         (found,), (expected,) = (run_graph(each, [x], {}).values() for each in graphs)
         eps = float(np.finfo(dtype.numpy).eps)
         np.testing.assert_allclose(found, expected, rtol=0, atol=4 * eps * float(np.abs(expected).max()))
@@ -149,7 +158,7 @@ def test_one_kernel_for_product_bias_residual_and_quantization(rng: np.random.Ge
     y = b.op("gelu", [b.op("add", [y, b.op("dequantize", [residual, number(b, 0.1), number(b, 128, uint8)])])])
     b.output(b.op("quantize", [y, number(b, 0.2), number(b, 4, uint8)], dtype=uint8))
     graph = b.finish()
-    groups = [group for group in fuse(optimize(narrow_products(graph, {uint8}))).groups if group.kind != "view"]
+    groups = [group for group in fuse(optimize(narrow_products(graph, kernels(uint8)))).groups if group.kind != "view"]
     assert [group.kind for group in groups] == ["contraction"]
     for count in (1, 150):
         inputs = {"x": integers(rng, (count, 64), uint8), "r": integers(rng, (count, 48), uint8)}
@@ -274,7 +283,7 @@ def test_what_stays_in_floats_is_named_with_the_reason(rng: np.random.Generator)
         (graph_of(8, one, quantized=False), "other operand is not quantized"),
     ]
     for graph, reason in cases:
-        (remark,) = [text for text in narrow_products(graph, {uint8}).remarks if "is read as floats" in text]
+        (remark,) = [text for text in narrow_products(graph, kernels(uint8)).remarks if "is read as floats" in text]
         assert reason in remark and "uint8" in remark and "a scale for each" in remark
         assert "i32" not in products(graph) and not graph.remarks
 
@@ -285,9 +294,11 @@ def test_what_stays_in_floats_is_named_with_the_reason(rng: np.random.Generator)
         read = b.op("dequantize", [item, scale])
         rows = b.op("reshape", [read], shape=(4, 6)) if item is made else b.op("permute", [read], order=(1, 0))
         b.output(b.op("matmul", [rows, weights]))
-    named = [text for text in narrow_products(b.finish(), {uint8}).remarks if "depth 6 is no multiple of 4" in text]
+    named = [
+        text for text in narrow_products(b.finish(), kernels(uint8)).remarks if "depth 6 is no multiple of 4" in text
+    ]
     assert len(named) == 2 and "%quantize" in named[0] and "%given" in named[1]
-    assert not [text for text in narrow_products(graph_of(8, one), {uint8}).remarks if "read as floats" in text]
+    assert not [text for text in narrow_products(graph_of(8, one), kernels(uint8)).remarks if "read as floats" in text]
 
 
 def test_weights_that_the_run_chooses_are_no_constants(rng: np.random.Generator) -> None:
@@ -297,7 +308,7 @@ def test_weights_that_the_run_chooses_are_no_constants(rng: np.random.Generator)
     weights = b.op("dequantize", [b.op("slice", [table], axis=0, start=rows, stop=rows + 16), number(b, 0.1)])
     read = b.op("dequantize", [b.input("x", uint8, (rows, 16)), number(b, 0.1)])
     b.output(b.op("matmul", [read, weights]))
-    assert [node.op for node in narrow_products(b.finish(), {uint8}).nodes][-1] == "matmul"
+    assert [node.op for node in narrow_products(b.finish(), kernels(uint8)).nodes][-1] == "matmul"
 
 
 def test_weights_stay_8_bits_in_the_engine(rng: np.random.Generator) -> None:
@@ -327,7 +338,9 @@ def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator, dtyp
     b.output(b.op("quantize", [b.op("cast", [total], dtype=float32), scale], dtype=uint8))
     graph = b.finish()
     groups = [
-        group for group in fuse(optimize(narrow_products(graph, {uint8, int8}, True))).groups if group.kind != "view"
+        group
+        for group in fuse(optimize(narrow_products(graph, kernels(uint8, int8, zeros_around=True)))).groups
+        if group.kind != "view"
     ]
     stored = [value.dtype for group in groups for value in group.outputs if group.kind == "contraction"]
     assert stored == [uint8, uint8]
@@ -360,7 +373,7 @@ def test_a_cast_to_8_bit_floats_rounds(rng: np.random.Generator) -> None:
     graph = b.finish()
     assert "i32" not in products(graph)
     inputs = [integers(rng, (4, 32), int8)]
-    passed = narrow_products(graph, {uint8})
+    passed = narrow_products(graph, kernels(uint8))
     found, expected = (run_graph(item, inputs, {})[item.outputs[0]] for item in (passed, graph))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
@@ -368,7 +381,7 @@ def test_a_cast_to_8_bit_floats_rounds(rng: np.random.Generator) -> None:
     rounded = b.op("cast", [b.op("cast", [b.input("x", float32, (4, 32))], dtype=float8e4nv)], dtype=bfloat16)
     w = b.op("cast", [b.input("w", float8e4nv, (16, 32))], dtype=bfloat16)
     b.output(b.op("matmul", [rounded, w], transpose_b=True))
-    (product,) = [node for node in narrow_products(b.finish(), {float8e4nv}).nodes if node.op == "matmul"]
+    (product,) = [node for node in narrow_products(b.finish(), kernels(float8e4nv)).nodes if node.op == "matmul"]
     assert [item.dtype for item in product.inputs if item is not None] == [float8e4nv] * 2
 
 
@@ -380,7 +393,7 @@ def test_padding_of_8_bit_floats_is_no_nan(rng: np.random.Generator) -> None:
     b.output(b.op("max_pool", [read], kernel=(3, 3), strides=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)))
     graph = b.finish()
     data = rng.standard_normal((1, 2, 4, 4)).astype(float8e4nv.numpy)
-    passed = narrow_products(graph, {uint8, float8e4nv})
+    passed = narrow_products(graph, kernels(uint8, float8e4nv))
     found, expected = (run_graph(item, [data], {})[item.outputs[0]] for item in (passed, graph))
     np.testing.assert_array_equal(found, expected)
     assert np.isfinite(expected).all()
@@ -404,7 +417,7 @@ def test_pools_move_what_is_quantized(rng: np.random.Generator, form: str, moved
         b.output(pooled)
     graph = b.finish()
     data = rng.standard_normal((2, 3, 7, 8)).astype(np.float32)
-    passed = narrow_products(graph, {uint8})
+    passed = narrow_products(graph, kernels(uint8))
     assert [str(node.output.dtype) for node in passed.nodes if node.op == "max_pool"] == [moved]
     said = [text for text in passed.remarks if "a NaN counts as the integer that it becomes" in text]
     assert [f"max_pool %{pooled.name}:" in text for text in said] == [True] * (moved == "u8")

@@ -18,18 +18,13 @@ from tilewright.errors import ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
-from tilewright.graph.passes.sorting import (  # noqa: E402
-    LONGEST_COMPARED,
-    LONGEST_WITHOUT_KERNEL,
-    MOST_SELECTED,
-    MOST_SELECTED_LONG,
-    sorting_by_networks,
-    without_sorting,
-)
+from tilewright.graph.kernel_facts import KernelFacts  # noqa: E402
+from tilewright.graph.passes.sorting import sorting  # noqa: E402
 from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E402
 from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
 from tilewright.targets.cpu.backend import CPUBackend  # noqa: E402
+from tilewright.targets.kernels import CPU_KERNELS, GPU_KERNELS  # noqa: E402
 
 NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 
@@ -62,6 +57,9 @@ def expected(x: np.ndarray, axis: int, count: int, descending: bool) -> np.ndarr
     return np.moveaxis(found, -1, axis)
 
 
+# Of a target that has no kernel.
+COMPARED = KernelFacts(compared_row=8192, selected=8)
+LONGEST_COMPARED, MOST_SELECTED = CPU_KERNELS.compared_row, CPU_KERNELS.selected
 CASES = [  # shape, axis, count
     ((2, LONGEST_COMPARED + 53), 1, LONGEST_COMPARED + 53),
     ((2, LONGEST_COMPARED + 20, 3), 1, MOST_SELECTED + 1),
@@ -72,7 +70,7 @@ CASES = [  # shape, axis, count
 ]
 
 
-def sorting(dtype: DType, cases: list[tuple[tuple[int, ...], int, int]] = CASES) -> Graph:
+def graph_of(dtype: DType, cases: list[tuple[tuple[int, ...], int, int]] = CASES) -> Graph:
     b = GraphBuilder("sorting")
     for number, (shape, axis, count) in enumerate(cases):
         x = b.input(f"x_{number}", dtype, shape)
@@ -84,9 +82,9 @@ def sorting(dtype: DType, cases: list[tuple[tuple[int, ...], int, int]] = CASES)
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_type_is_sorted_by_every_form(name: str, rng: np.random.Generator) -> None:
-    graph = sorting(BY_NAME[name])
+    graph = graph_of(BY_NAME[name])
     inputs = {x.name: odd_numbers(rng, x.dtype, x.shape) for x in graph.inputs}
-    compared = without_sorting(graph, has_kernel=False)
+    compared = sorting(graph, COMPARED)
     assert not any(node.op == "argsort" for node in compared.nodes)
     ways = [reference.run(graph, inputs), reference.run(compared, inputs)]
     if name in ("float16", "float32", "float64", "int8", "int64", "uint32"):
@@ -117,15 +115,15 @@ def test_targets_without_the_kernel_compare_or_leave_it_to_numpy(
     makers = select.MAKERS["cpu"]()
     without = replace(makers, own={kind: maker for kind, maker in makers.own.items() if kind != "sorting"})
     monkeypatch.setitem(select.MAKERS, "cpu", lambda: without)
-    passes = TargetPasses(before=[TargetPass(without_sorting, {"has_kernel": False}, required=True)])
+    passes = TargetPasses(before=[TargetPass(sorting, COMPARED, required=True)])
     monkeypatch.setattr(CPUBackend, "graph_passes", passes)
     cases = [
-        ((2, LONGEST_WITHOUT_KERNEL + 1), 1, MOST_SELECTED_LONG + 1),
-        ((2, LONGEST_WITHOUT_KERNEL + 1), 1, MOST_SELECTED + 2),
+        ((2, COMPARED.compared_row + 1), 1, COMPARED.selected + 1),
+        ((2, COMPARED.compared_row + 1), 1, COMPARED.selected),
         ((2, 100), 1, 100),
     ]
-    graph = sorting(float32, cases)
-    assert sum(node.op == "argsort" for node in without_sorting(graph, has_kernel=False).nodes) == 2
+    graph = graph_of(float32, cases)
+    assert sum(node.op == "argsort" for node in sorting(graph, COMPARED).nodes) == 2
     engine = build(graph, "cpu", tuning=Tuning(effort=0))
     assert sum("run by NumPy" in remark for remark in engine.remarks) == 2
     inputs = {x.name: odd_numbers(rng, x.dtype, x.shape) for x in graph.inputs}
@@ -213,7 +211,7 @@ def test_gpus_compare_the_pairs_of_few_long_rows(
     b = GraphBuilder("rows")
     b.output(b.op("argsort", [b.input("x", BY_NAME[name], shape)], axis=1, count=shape[1] - 1), "y")
     graph = b.finish()
-    assert any(node.op == "argsort" for node in sorting_by_networks(graph).nodes) != compared
+    assert any(node.op == "argsort" for node in sorting(graph, GPU_KERNELS).nodes) != compared
     if compared:
         numbers = odd_numbers(rng, BY_NAME[name], shape)
         found = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0)).run({"x": numbers})["y"]

@@ -12,7 +12,7 @@ from tests.host.cuda_stand_in import Driver
 from tests.host.test_weight_products import product_of, random_matrix
 from tests.normed_products import block
 from tilewright.build.builder import build
-from tilewright.dtypes import DType, bfloat16, float16, float32, int4, int16
+from tilewright.dtypes import DType, bfloat16, float16, float32, int4, int16, uint8
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -24,7 +24,7 @@ from tilewright.graph.passes.merge_matmuls import merge_matmuls
 from tilewright.graph.passes.transposed_products import transposed_products
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.target_passes import TargetPass, TargetPasses
-from tilewright.targets.registry import get_targets, graph_passes
+from tilewright.targets.registry import get_target, get_targets, graph_passes
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_transposed_products_are_not_merged() -> None:
 
 @pytest.mark.parametrize(("dtype", "taken"), [(float16, True), (float32, True), (int16, False)])
 def test_left_operands_that_are_read_as_they_lie(dtype: DType, taken: bool) -> None:
-    graph = transposed_products(optimize(transposed(dtype)), frozenset((float16, float32)), 16, 128)
+    graph = transposed_products(optimize(transposed(dtype)), get_target("cuda:sm_90a").kernels)
     assert any(node.op == "matmul" and node.attributes["transpose_a"] for node in graph.nodes) == taken
 
 
@@ -104,10 +104,12 @@ def test_norms_in_front_of_transposed_products(driver: Driver, columns: int, rng
 
 
 def test_what_kernels_of_several_targets_have_in_common() -> None:
-    """Of each number the least, of each kind what all have."""
+    """Of each number the strictest, of each kind what all have, of limits those of any."""
     records = [target.kernels for target in get_targets(["cpu", "cuda:sm_80", "cuda:sm_90a"])]
     common = common_facts(records)
-    assert all(getattr(common, name) <= min(getattr(one, name) for one in records) for name in vars(common))
+    assert common.channels == 16 and common.widest_head == 0 and common.selected == 1 and not common.zeros_around
+    assert common.row_bytes == 16 and common.padded_side == 256  # from which on there is something for some
+    assert common.narrow_types <= {uint8} and len(common.weight_limits) == 1
     assert common.row_programs and not common.normed_rows and not common.attention_quantizes
     assert common_facts(records[2:]) == records[2] and records[2].normed_rows
 
@@ -117,7 +119,7 @@ def test_passes_go_by_what_kernels_take(most: int, rng: np.random.Generator) -> 
     """A graph has no sizes of kernels of its own: another target may have others."""
     for rows in (1, 2, 3, 4, 9):
         kernels = KernelFacts(normed_rows=most)
-        graph = prepare_norms(optimize(block(rows, rng), TargetPasses(kernels=kernels)), most)
+        graph = prepare_norms(optimize(block(rows, rng), TargetPasses(kernels=kernels)), kernels)
         joined = any(
             {"rms_norm", "matmul"} <= {node.op for node in group.nodes} for group in fuse(graph, kernels).groups
         )

@@ -25,6 +25,7 @@ from tilewright.library.candidate import PackedConstant
 from tilewright.library.matmul.dequantized import MOST_LINES, lines_of
 from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.kernels import CPU_KERNELS
 
 
 def random_matrix(
@@ -102,7 +103,9 @@ def test_many_rows_are_summed_in_pairs_where_the_cpu_has_that(
     name: str, depth: int, group: int, in_pairs: bool, rng: np.random.Generator
 ) -> None:
     """Numbers that are widened for many rows lie in pairs, in bfloat16."""
-    graph = optimize(weight_products(product_of(random_matrix(rng, int8, 200, depth, group), bfloat16, rows=80)))
+    graph = optimize(
+        weight_products(product_of(random_matrix(rng, int8, 200, depth, group), bfloat16, rows=80), CPU_KERNELS)
+    )
     found = choose(candidates(fuse(graph).groups[0], graph, CPUTarget.named(name)))
     ((call,),) = [stage.calls for stage in found.stages]
     numbers = call.operands["numbers"]
@@ -122,7 +125,7 @@ def test_4_bits_lie_in_words_where_the_cpu_looks_up_numbers(
 ) -> None:
     """Eight steps of the depth to a word, if groups are whole words."""
     matrix = random_matrix(rng, int4, 200, 192, group)
-    graph = optimize(weight_products(product_of(matrix, float32, rows=3)))
+    graph = optimize(weight_products(product_of(matrix, float32, rows=3), CPU_KERNELS))
     found = choose(candidates(fuse(graph).groups[0], graph, CPUTarget.named(name)))
     ((call,),) = [stage.calls for stage in found.stages]
     assert call.kernel.__name__ == kernel
@@ -137,14 +140,14 @@ def test_4_bits_lie_in_words_where_the_cpu_looks_up_numbers(
 
 
 def engine_constants(graph: Graph) -> dict[str, np.ndarray]:
-    return {value.name: data for value, data in optimize(weight_products(graph)).constants.items()}
+    return {value.name: data for value, data in optimize(weight_products(graph, CPU_KERNELS)).constants.items()}
 
 
 def test_floats_again(rng: np.random.Generator) -> None:
     """Targets without such kernels multiply floats; the meaning is the same."""
     matrix = random_matrix(rng, uint4, 256, 64, 32, zeros=True)
     graph = product_of(matrix, float32, rows=3)
-    taken = weight_products(graph)
+    taken = weight_products(graph, CPU_KERNELS)
     (node,) = [node for node in taken.nodes if node.op == "dequantized_matmul"]
     assert str(scheme_of(node)) == "uint4, a zero point and a scale for each block of 1 x 32"
     x = rng.standard_normal((3, 64)).astype(np.float32)
@@ -161,7 +164,7 @@ def test_weights_that_become_floats_are_named(rng: np.random.Generator) -> None:
     scale = b.constant(rng.uniform(1, 2, (1, 128)).astype(np.float32))
     w = b.op("dequantize", [b.constant(rng.integers(-9, 9, (256, 128)).astype(np.int8)), scale])
     b.output(b.op("matmul", [x, w], transpose_b=True), "y")
-    (remark,) = weight_products(b.finish()).remarks
+    (remark,) = weight_products(b.finish(), CPU_KERNELS).remarks
     assert "become floats: their scales or zero points differ from step to step" in remark
 
     b = GraphBuilder("forms")
@@ -172,7 +175,7 @@ def test_weights_that_become_floats_are_named(rng: np.random.Generator) -> None:
     part = b.op("slice", [flat], axis=0, stop=128)
     for item in (part, b.op("concat", [flat, part], axis=0)):
         b.output(b.op("matmul", [x, item], transpose_b=True))
-    remarks = [text.split("become floats: ")[1] for text in weight_products(b.finish()).remarks]
+    remarks = [text.split("become floats: ")[1] for text in weight_products(b.finish(), CPU_KERNELS).remarks]
     parts = [f"{op} is between them and the product" for op in ("slice", "concat")]
     assert remarks == ["they have 3 dimensions", *parts]
 
@@ -183,7 +186,7 @@ def test_operands_without_inputs_are_no_weights() -> None:
     counted = b.op("iota", [], shape=(256 * 128,), dtype=float32)
     b.output(b.op("matmul", [x, b.op("reshape", [counted], shape=(256, 128))]), "y")
     graph = b.finish()
-    assert weight_products(graph) is graph
+    assert weight_products(graph, CPU_KERNELS) is graph
 
 
 def test_depth_that_groups_do_not_divide_and_other_orders(rng: np.random.Generator) -> None:

@@ -1,13 +1,25 @@
 """What graph passes know of the kernels of a target: a record that every target gives (`Target.kernels`).
 
-Passes have no sizes of kernels of their own.  Those of one target get numbers of its record as options
-(`targets/*/graph_passes.py`), those of all graphs and `fuse` the record; kernels check the same numbers.
+Passes have no sizes of kernels of their own: they get the record, those of one target (`targets/*/graph_passes.py`) and
+those of all graphs alike, and so does `fuse`; kernels check the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tilewright.dtypes import DType
+
+# Why kernels do not read quantized weights as they are stored, by the types of x, codes and scales, the length of a
+# group and the depth; nothing where they do.
+Unsupported = Callable[[DType, DType, DType, int, int], str]
+
+
+def _least(default: int = 0) -> Any:
+    """A number from which on something holds: of several targets the largest."""
+    return field(default=default, metadata={"common": max})
 
 
 @dataclass(frozen=True)
@@ -18,18 +30,52 @@ class KernelFacts:
     attention_quantizes: bool = False  # those of attention quantize their results
     generates_running: bool = False  # those of running sums read through movement
     generates_scatters: bool = False  # those of updates that are made at once compute what they read
-    normed_rows: int = 0  # rows of activations up to which a product computes their norm
     row_elements: int = 0  # of a row that a kernel has in registers as a whole
+
+    # Products
+    exact: bool = False  # of float32, not rounded to tf32
+    normed_rows: int = 0  # rows of activations up to which a product computes their norm
+    row_bytes: int = _least()  # rows of matrices that begin at multiples of so many bytes are copied as tiles
+    tile_columns: int = 0  # which one tile has
+    transposed_types: frozenset[DType] = frozenset()  # of left operands that are read transposed, as they lie
+    padded_work: int = _least()  # multiply-adds of 16 bits that are worth copies of operands into whole rows,
+    padded_use: int = _least()  # with each number that is copied;
+    padded_work_single: int = _least()  # those of float32,
+    padded_side: int = _least()  # and rows and columns
+    paired_rows: int = 0  # up to so many rows, rows of 16-bit right operands are read by pairs, ahead of the products,
+    pair_bytes: int = _least()  # if they begin at multiples of so many bytes
+    narrow_types: frozenset[DType] = frozenset()  # of 8 bits, whose products are faster than those of the same numbers
+    # in wider floats: integers by int8 in int32, floats by floats in float32
+    narrow_computed: bool = False  # integers on the right need not be constants
+    narrow_depth: int = _least(1)  # the depth of integers is a multiple of what instructions add at once
+    weight_elements: int = _least()  # fewer quantized weights stay in the caches as floats
+    weight_group: int = _least(1)  # the shortest group of the depth with a scale of its own
+    weight_limits: tuple[Unsupported, ...] = ()
+
+    # Convolutions and images
     channels: int = 0  # of an image that a convolution computes together
-    block_queries: int = 0  # of a head, all of which a kernel of attention has in one block,
-    block_keys: int = 0  # with so many keys: windows of images
-    widest_head: int = 0  # bytes of a head of which 16 rows of keys and values have room in shared memory
-    register_head: int = 0  # numbers of a head of which attention keeps all in registers
-    row_bytes: int = 0  # rows of matrices that begin at multiples of so many bytes are copied as tiles
-    tile_columns: int = 0  # of a product, which one tile has
+    narrow_channels: int = _least()  # fewer channels of integers are not gathered
+    zeros_around: bool = False  # those of integers see zeros beyond an image's edges
+    copied_channels: int = 0  # images of fewer are copied, in whatever order they are,
+    copied_pixel: int = 0  # or of pixels of so many bytes of 16-bit numbers, for windows of three columns
     plane_columns: int = 0  # output channels of a group that one program of channels-first images has all of
     plane_taps: int = 0  # of a line of windows that such a program writes out one after the other
+    pooled_taps: int = 0  # of a window of a pool that one thread has: larger ones are reduced as rows are,
+    pooled_windows: int = 0  # and along several axes one after the other up to so many windows
     shared_taps: int = 0  # of channels-last windows that a thread has parts of in registers
+
+    # Attention
+    block_queries: int = 0  # of a head, all of which a kernel has in one block,
+    block_keys: int = 0  # with so many keys: windows of images
+    widest_head: int = 0  # bytes of a head of which 16 rows of keys and values have room in shared memory
+    register_head: int = 0  # numbers of a head all of which are kept in registers
+
+    # Sorting
+    sorted_bits: int = 0  # of a number, by which one kernel sorts rows
+    selected: int = 0  # largest elements that are faster found one after the other
+    compared_row: int = 0  # elements of rows up to which comparing all pairs is faster,
+    compared_pairs: int = 0  # or so many pairs in all,
+    network_row: int = _least()  # of rows of so many elements of 32 bits: shorter ones are no time in a kernel
 
 
 NO_KERNELS = KernelFacts()
@@ -39,4 +85,19 @@ def common_facts(records: Sequence[KernelFacts]) -> KernelFacts:
     """What holds of the kernels of all of several targets."""
     if not records:
         return NO_KERNELS
-    return KernelFacts(**{each.name: min(getattr(one, each.name) for one in records) for each in fields(KernelFacts)})
+    return KernelFacts(
+        **{
+            each.name: _common([getattr(one, each.name) for one in records], each.metadata.get("common", min))
+            for each in fields(KernelFacts)
+        }
+    )
+
+
+def _common(values: Sequence[Any], of_numbers: Callable[[Sequence[Any]], Any]) -> Any:
+    """The types that all take; what any of them cannot; or of numbers and flags the least, if not the largest."""
+    first, *others = values
+    if isinstance(first, frozenset):
+        return first.intersection(*others)
+    if isinstance(first, tuple):
+        return tuple(dict.fromkeys(limit for limits in values for limit in limits))
+    return of_numbers(values)

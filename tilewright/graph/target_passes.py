@@ -5,11 +5,10 @@ No pass is imported here: backends name the type of their table without loading 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts, common_facts
 
@@ -17,43 +16,21 @@ if TYPE_CHECKING:
     from tilewright.graph.core import Graph
 
 
-def _concatenated(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*left, *(each for each in right if each not in left))
-
-
-# How the options of several targets become one, by name.
-JOINED: Mapping[str, Callable[[Any, Any], Any]] = {
-    "types": and_,  # a set of types that all multiply
-    "zeros_around": and_,  # a flag, of what all have
-    "computed": and_,
-    "exact": and_,
-    "rows": min,  # numbers of `KernelFacts`: what the kernels of all take
-    "widest": min,
-    "in_registers": min,
-    "columns": min,
-    "taps": min,
-    "shared_taps": min,
-    "row_bytes": max,  # a multiple of both
-    "limits": _concatenated,  # functions that say what a target cannot take: what one of them cannot, none gets
-}
-
-
 @dataclass(frozen=True)
 class TargetPass:
-    """A pass that graphs take for some targets only, called with `options`.
+    """A pass that graphs take for some targets only; one that goes by `kernels` is called with them.
 
     `required`: it rewrites what the target has no kernel for, so a graph that several targets share takes it where one
-    of them lists it; any other pass where all of them do. All that list a pass give the same options, which are joined
-    as `JOINED` says.
+    of them lists it; any other pass where all of them do.  Its kernels are what those that list it have in common.
     """
 
     run: Callable[..., Graph]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    kernels: KernelFacts | None = None
     required: bool = False
 
     def bound(self) -> tuple[str, Callable[[Graph], Graph]]:
-        """Its name, and the pass with its options."""
-        return self.run.__name__, partial(self.run, **self.options)
+        """Its name, and the pass as the kernels want it."""
+        return self.run.__name__, self.run if self.kernels is None else partial(self.run, kernels=self.kernels)
 
 
 @dataclass(frozen=True)
@@ -99,13 +76,6 @@ def _shared(lists: Sequence[Sequence[TargetPass]]) -> list[TargetPass]:
     for run in order:
         same = [each for passes in lists for each in passes if each.run is run]  # one of a list
         if len(same) == len(lists) or any(each.required for each in same):
-            found.append(TargetPass(run, _joined([each.options for each in same])))
+            records = [each.kernels for each in same if each.kernels is not None]
+            found.append(TargetPass(run, common_facts(records) if records else None))
     return found
-
-
-def _joined(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    joined = dict(options[0])
-    for other in options[1:]:
-        assert other.keys() == joined.keys(), "targets give a pass different options"
-        joined = {name: JOINED[name](value, other[name]) for name, value in joined.items()}
-    return joined

@@ -61,7 +61,7 @@ from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_program import export_fixed, export_other_way, export_program, narrowed_ranges
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
-from tilewright.importers.torch_results import ResultsDiffer, always, filled, results_of
+from tilewright.importers.torch_results import always, filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, squeezed, squeezed_symbols
 from tilewright.importers.torch_ways import Sizes, Way, by_ways
 from tilewright.importers.torch_writes import select_scatter
@@ -204,7 +204,6 @@ def import_module(
         assumed: list[Assumption] = []  # of sizes
         report(f"torch.export of {name}")
         program = export_program(module, args, kwargs, native, whole, assumed)
-        known = returned[-1] if returned else None
         names = own_names([leaf for leaf, _ in named_leaves(module, args, kwargs)[1]])
         fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
 
@@ -214,19 +213,16 @@ def import_module(
             ones = [each for each in assumed if each.only_one]
             report(f"operations of {name}")
             core, conditions = _decomposed(program, name, [each for each in assumed if not each.only_one])
-            exports = _Exports(module, args, kwargs, whole, neutral, name, known, names, tell, report)
-            joined = None
-            with _differing_results_told(tell) as others:
-                joined = exports.by_ways(core, conditions, ones)
+            exports = _Exports(module, args, kwargs, whole, neutral, name, returned, names, tell, report)
+            known = exports.last_returned
+            joined = exports.by_ways(core, conditions, ones)
             graph = joined or _imported(core, conditions, neutral, name, known, names, tell)
-            graph.remarks += others
             if ones and joined is None:  # among ways, each has the sizes for which its answers hold
                 again = functools.partial(_at_one, module, args, kwargs, whole, graph)
                 examples = _examples(module, args, kwargs, program, graph)
                 refused = refused_at_one(Imported(program, graph, assumed, names), examples, again)
                 if refused:
-                    graph = exports.apart(core, conditions, refused)
-                    graph.remarks += others
+                    graph = exports.apart(core, conditions, refused, known)
             graph.fixed.update((key, (-1, value)) for key, value in fields.items())  # none stands in the row itself
             return graph
 
@@ -251,17 +247,6 @@ def _with_numbers_fixed(error: UnsupportedOperationError, importing: Callable[[]
 def _reporting(progress: Progress | None) -> Callable[[str], None]:
     """Reports what an import is at."""
     return (lambda item: progress("import", item, 0.0)) if progress is not None else (lambda item: None)
-
-
-@contextmanager
-def _differing_results_told(tell: Callable[[str], None]) -> Iterator[list[str]]:
-    """Yields a list that takes up why the ways of the code have no graph together."""
-    found: list[str] = []
-    try:
-        yield found
-    except ResultsDiffer as problem:
-        found.append(f"only sizes of the example's way are taken: the results of other ways differ in kind: {problem}")
-        tell(found[0])
 
 
 def _examples(
@@ -317,10 +302,14 @@ class _Exports:
     whole: bool  # no argument is an object that is given as its tensors
     axes: Mapping[str, Axes]
     name: str
-    returned: Any
+    returned: Sequence[Any]  # by its calls, at each export
     names: Mapping[str, str]
     tell: Callable[[str], None]
     report: Callable[[str], None]
+
+    @property
+    def last_returned(self) -> Any:
+        return self.returned[-1] if self.returned else None
 
     @property
     def may_be_zero(self) -> list[str]:
@@ -334,7 +323,7 @@ class _Exports:
         if names:
             raise ShapeError(
                 f"the range of {names} begins at 0, and there is no program for this size: PyTorch does not export "
-                "the model for it, its results differ in kind, or there are more than 4 million combinations of sizes; "
+                "the model for it, or there are more than 4 million combinations of sizes; "
                 "begin the range at 1, and compile the model once more with the size 0 if it is to take nothing"
             )
 
@@ -348,7 +337,7 @@ class _Exports:
         """The graph of all ways of the code, of which the decomposed program has the example's; None where there is
         one. `ones` are what the code asks of sizes whether they are 1, `conditions` all else that it assumes of them.
 
-        Raises `ResultsDiffer`, and `ShapeError` where a size of 0 has no way.
+        Raises `ShapeError` where a size of 0 has no way.
         """
         if not self.may_differ(program, conditions):
             return None
@@ -362,16 +351,15 @@ class _Exports:
             self.tell(remark)
         return graph
 
-    def apart(self, program: ExportedProgram, conditions: Sequence[Assumption], refused: Sequence[Assumption]) -> Graph:
-        """The graph in which sizes of 1 have ways of their own, or are refused where there are none."""
-        joined, remarks = None, []
-        if not self.may_differ(program, conditions):  # else ways were looked for
-            with _differing_results_told(self.tell) as remarks:
-                joined = self.by_ways(program, [*conditions, *refused], [])
+    def apart(
+        self, program: ExportedProgram, conditions: Sequence[Assumption], refused: Sequence[Assumption], returned: Any
+    ) -> Graph:
+        """The graph in which sizes of 1 have ways of their own, or are refused where there are none; `returned` is what
+        the module returned for the example."""
         assumed = [*conditions, *refused]
-        graph = joined or _imported(program, assumed, self.axes, self.name, self.returned, self.names, self.tell)
-        graph.remarks += remarks
-        return graph
+        looked_for = self.may_differ(program, conditions)  # the ways
+        joined = None if looked_for else self.by_ways(program, assumed, [])
+        return joined or _imported(program, assumed, self.axes, self.name, returned, self.names, self.tell)
 
     def _first(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Way:
         """The example's way."""
@@ -387,7 +375,7 @@ class _Exports:
         conditions = [replace(each, only_one=False) for each in assumed]
         for symbol, node in squeezed(program.graph).items():
             conditions.append(Assumption(sympy.Ne(symbol, 1), line_of_node(node)))
-        return Way(program, conditions, self.names, sizes, fixed)
+        return Way(program, conditions, self.names, sizes, self.last_returned, fixed)
 
     def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
         """The module for an example of these sizes."""
@@ -407,7 +395,9 @@ class _Exports:
         """Its graph; `checked`: every call checks what it takes for granted."""
         axes = {key: without(each, exported.fixed) for key, each in self.axes.items()}
         quiet: Callable[[str], None] = lambda remark: None  # noqa: E731
-        return _imported(exported.program, exported.assumed, axes, self.name, self.returned, self.names, quiet, checked)
+        return _imported(
+            exported.program, exported.assumed, axes, self.name, exported.returned, self.names, quiet, checked
+        )
 
 
 def _axes(shape: Sequence[Size], ones: Ones) -> Axes:

@@ -10,10 +10,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tilewright.dtypes import float64, int1, int64
+from tilewright.dtypes import DType, float64, int1, int64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import normalize
 from tilewright.importers.torch_objects import holds_tensors, put_together
+
+_NUMBERS = {bool: int1, int: int64, float: float64}  # types of constants that can be outputs
 
 
 class Results:
@@ -47,7 +49,7 @@ class Results:
         for place in places:
             if place in self.constants:
                 name, number = self.names[place], self.constants.pop(place)
-                dtype = {bool: int1, int: int64, float: float64}[type(number)]
+                dtype = _NUMBERS[type(number)]
                 given = {"shape": (), "value": number, "dtype": dtype}
                 outputs[place] = Value(f"{name}_number", dtype, ())
                 graph.nodes.append(Node("full", [], [outputs[place]], normalize("full", [], given)))
@@ -68,44 +70,59 @@ def always(name: str, constant: Any) -> str:
     return f"{name!r} is always {constant!r}, no tensor: it is not among the outputs"
 
 
-class ResultsDiffer(Exception):
-    """Graphs return values of other kinds in one place, or another number of them."""
+def are_of_one_kind(first: Graph, other: Graph) -> bool:
+    """Whether two graphs return tensors, numbers, None and containers in the same places, of the same types and ranks.
+
+    A number may be computed in one of them and a constant in the other.
+    """
+    return _places_that_differ([first, other]) is not None and _types(first) == _types(other)
+
+
+def _types(graph: Graph) -> dict[str, tuple[DType, int]]:
+    """The element types and ranks of tensors and numbers among the results, by name."""
+    found = {name: (value.dtype, value.rank) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
+    numbers = {name: _NUMBERS.get(type(constant)) for name, constant in constants_of(graph).items()}
+    return found | {name: (dtype, 0) for name, dtype in numbers.items() if dtype is not None}
 
 
 def share_numbers(graphs: Sequence[Graph]) -> None:
-    """Make Python numbers that differ, or that only some of the graphs compute, outputs of all of them.
-
-    Raises `ResultsDiffer`.
-    """
-    places = places_that_differ(graphs)
+    """Make Python numbers that differ, or that only some of the graphs compute, outputs of all of them: graphs of one
+    kind."""
+    places = _places_that_differ(graphs)
     for graph in graphs:
         if isinstance(graph.results_of, Results):
-            graph.results_of.compute(graph, places)
+            graph.results_of.compute(graph, places or ())
 
 
-def places_that_differ(graphs: Sequence[Graph]) -> list[int]:
-    """The places in the results of graphs where numbers are not the same. Raises `ResultsDiffer` for all else."""
+def forget_constants_that_differ(graphs: Sequence[Graph]) -> None:
+    """Take away the remarks on results that are constants where they are not the same in all graphs."""
+    remarks = [{always(*item) for item in constants_of(graph).items()} for graph in graphs]
+    shared = set.intersection(*remarks)
+    for graph, own in zip(graphs, remarks, strict=True):
+        graph.remarks = [each for each in graph.remarks if each in shared or each not in own]
+
+
+def _places_that_differ(graphs: Sequence[Graph]) -> list[int] | None:
+    """The places in the results of graphs where numbers are not the same; None where more than that differs."""
     made = [graph.results_of for graph in graphs]
     several = [each for each in made if isinstance(each, Results)]
     if not several:
         return []
     if len(several) < len(made) or any(each.structure != several[0].structure for each in several):
-        raise ResultsDiffer("another number of them, or tensors, numbers, None or containers in place of one another")
-    return [place for place in range(len(several[0].names)) if not _is_same(several, place)]
+        return None
+    same = [_is_same(several, place) for place in range(len(several[0].names))]
+    return None if None in same else [place for place, is_same in enumerate(same) if not is_same]
 
 
-def _is_same(several: Sequence[Results], place: int) -> bool:
-    """Whether a place of the results is computed everywhere, or one constant. Raises `ResultsDiffer`."""
+def _is_same(several: Sequence[Results], place: int) -> bool | None:
+    """Whether a place of the results is computed everywhere, or one constant; None where not all have a number."""
     constants = [each.constants[place] for each in several if place in each.constants]
     tensors = sum(place not in each.constants and place not in each.numbers for each in several)
     if not constants and tensors in (0, len(several)):
         return True
     if len(constants) == len(several) and len({(type(each), repr(each)) for each in constants}) == 1:
         return True
-    if tensors or not all(type(each) in (bool, int, float) for each in constants):
-        kinds = dict.fromkeys([*(repr(each) for each in constants), *["a tensor"] * (tensors > 0)])
-        raise ResultsDiffer(f"{several[0].names[place]!r} is {' or '.join(kinds)}")
-    return False
+    return None if tensors or not all(type(each) in _NUMBERS for each in constants) else False
 
 
 def filled(structure: Any, count: int) -> tuple[list[torch.Tensor], Any]:

@@ -30,16 +30,14 @@ from tilewright.graph.verifier import verify
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.shapes import Axes, Dimension
 from tilewright.importers.torch_assumed import NO_LINE, Assumption
+from tilewright.importers.torch_kinds import Sizes, share_outputs
 from tilewright.importers.torch_proved import evaluated
-from tilewright.importers.torch_results import ResultsDiffer, places_that_differ, share_numbers
 from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound, simplify, substitute, symbol
 
 _MOST_WAYS = 16
 _MOST_FAILURES = 8  # exports of other sizes, which the model may not take
 _MOST_SIZES = 1 << 22  # combinations of sizes
 _COMPARED = 1024  # sizes for which formulas are compared
-
-Sizes = Mapping[str, int]  # of dimensions, by name
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class Way:
     assumed: Sequence[Assumption]
     names: Mapping[str, str]  # of inputs that have others in the program
     sizes: Sizes  # of the example
+    returned: Any  # what the module itself returned, for the objects in it
     fixed: frozenset[str] = frozenset()
 
     def symbols(self, axes: Mapping[str, Axes]) -> dict[Any, str] | None:
@@ -154,53 +153,18 @@ def by_ways(first: Way, axes: Mapping[str, Axes], exports: Exports) -> Graph | N
     """
     entries = (entry for each in axes.values() for entry in each.values())
     ways = _Ways(axes, {entry.name: entry for entry in entries if isinstance(entry, Dimension)})
+    others: list[tuple[Way, Graph]] = []
     with suppress(TypeError, ValueError, OverflowError):
         ways.put(first)
         ways.put(_alone(ways, first, exports))
         _search(ways, exports)
         others = [(way, graph) for way in ways.found[1:] if (graph := _graph(way, exports)) is not None]
-        if others:
-            example = exports.graph(ways.found[0], checked=False)
-            others, problem = _of_one_kind(example, others)
-            ways.put(ways.found[0], *(way for way, _ in others))
-            table = ways.table()
-            if (table < 0).any():
-                example = exports.graph(ways.found[0], checked=True)
-            joined = _joined(ways, table, [example, *(graph for _, graph in others)])
-            if problem:
-                joined.remarks.append(f"sizes of some ways are refused, whose results differ in kind: {problem}")
-            return joined
-    return None
-
-
-def _of_one_kind(first: Graph, others: Sequence[tuple[Way, Graph]]) -> tuple[list[tuple[Way, Graph]], str]:
-    """The graphs whose results are those of the first in kind, and what differs in one of the rest.
-
-    Raises `ResultsDiffer` where none is left.
-    """
-    alike, problem = [], ResultsDiffer("")
-    for way, graph in others:
-        try:
-            _check_kinds(first, graph)
-            alike.append((way, graph))
-        except ResultsDiffer as error:
-            problem = error
-    if not alike:
-        raise problem
-    return alike, str(problem)
-
-
-def _check_kinds(first: Graph, other: Graph) -> None:
-    """Raises `ResultsDiffer` for a graph whose results are no numbers and tensors as those of the first."""
-    places_that_differ([first, other])
-    kinds = {name: _kind(value) for name, value in zip(first.output_names, first.outputs, strict=True)}
-    for name, value in zip(other.output_names, other.outputs, strict=True):
-        if kinds.get(name, _kind(value)) != _kind(value):
-            raise ResultsDiffer(f"{name!r} is {kinds[name]}, or {_kind(value)}")
-
-
-def _kind(value: Value) -> str:
-    return f"{value.dtype.name} of rank {value.rank}"
+    if not others:
+        return None
+    ways.put(ways.found[0], *(way for way, _ in others))
+    table = ways.table()
+    example = exports.graph(ways.found[0], checked=bool((table < 0).any()))
+    return _joined(ways, table, [example, *(graph for _, graph in others)])
 
 
 def _graph(way: Way, exports: Exports) -> Graph | None:
@@ -277,18 +241,22 @@ def _nearest(ways: _Ways, missing: np.ndarray, tried: Sequence[Sizes]) -> dict[s
 
 def _joined(ways: _Ways, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
     """A graph that looks its sizes up, and takes their way; the example's, which refuses them, where there is none."""
-    first = graphs[0]
     symbols = {name: symbol(name, entry.low, entry.high) for name, entry in ways.ranges.items()}
     inputs = _inputs(graphs, symbols, ways.axes)
     mutated = list(dict.fromkeys(value.name for graph in graphs for value in graph.mutations))
-    share_numbers(graphs)
-    for graph in graphs:
-        _agree(first, graph)
+    accepted = [_some(ways, table == number) for number in range(len(graphs))]
+    kinds = share_outputs(graphs, accepted)
     for graph in graphs:
         _as_inside(graph, inputs, mutated)
-    types = _types(ways, table, graphs, symbols)
+    types = _types(accepted, graphs, symbols)
     joined = _chosen(ways, table, graphs, range(len(graphs)), inputs, types)
     _facts(joined, graphs, mutated)
+    if kinds is not None:
+        joined.results_of = kinds
+        joined.remarks.append(
+            "results differ in kind between sizes: the outputs of all kinds are there, and "
+            f"{joined.output_names[-1]!r} is the number of the call's kind"
+        )
     joined.remarks.append(
         f"the way of the code depends on sizes: {len(graphs)} ways are in the engine, one of which a call takes: "
         f"{_places(ways)}"
@@ -348,12 +316,6 @@ def _inputs(graphs: Sequence[Graph], symbols: Mapping[str, Size], axes: Mapping[
     return sorted(found.values(), key=lambda value: value.name in seeds)  # the seed is the last
 
 
-def _agree(first: Graph, other: Graph) -> None:
-    """Raises `ResultsDiffer` for graphs whose outputs are others."""
-    if list(map(_kind, first.outputs)) != list(map(_kind, other.outputs)):
-        raise ResultsDiffer(f"{len(first.outputs)} outputs or {len(other.outputs)}")
-
-
 def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) -> None:
     """Give a graph all inputs, and what it writes to them as further outputs."""
     own = {value.name: value for value in graph.inputs}
@@ -376,10 +338,9 @@ def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) ->
 
 
 def _types(
-    ways: _Ways, table: np.ndarray, graphs: Sequence[Graph], symbols: Mapping[str, Size]
+    accepted: Sequence[Sequence[Sizes]], graphs: Sequence[Graph], symbols: Mapping[str, Size]
 ) -> list[tuple[DType, tuple[Size | None, ...]]]:
-    """The types of results; None for a size that no formula tells for all ways."""
-    accepted = [_some(ways, table == number) for number in range(len(graphs))]
+    """The types of results; None for a size that no formula tells for all ways; `accepted` are sizes of each."""
     return [
         (
             values[0].dtype,

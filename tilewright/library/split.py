@@ -61,13 +61,11 @@ def with_axes_moved(group: Group, order: tuple[int, ...], anchor_attributes: dic
     moved = Value(f"{source.name}.moved", source.dtype, tuple(source.shape[axis] for axis in order))
     before = Node("permute", [source], [moved], {"order": order}, anchor.source)
     attributes = {**anchor.attributes, **anchor_attributes}
-    if anchor.output.rank == source.rank and product(anchor.output.shape) == product(source.shape):
-        result = Value(f"{anchor.output.name}.moved", anchor.output.dtype, moved.shape)
-        inverse = tuple(order.index(axis) for axis in range(len(order)))
-        after = [Node("permute", [result], [anchor.output], {"order": inverse}, anchor.source)]
-    else:
-        result = Value(f"{anchor.output.name}.moved", anchor.output.dtype, anchor.output.shape)
-        after = [Node("reshape", [result], [anchor.output], {"shape": anchor.output.shape}, anchor.source)]
+    op, view, shape = "reshape", {"shape": anchor.output.shape}, anchor.output.shape
+    if anchor.output.rank == source.rank and product(shape) == product(source.shape):
+        op, view, shape = "permute", {"order": tuple(map(order.index, range(len(order))))}, moved.shape
+    result = Value(f"{anchor.output.name}.moved", anchor.output.dtype, shape)
+    after = Node(op, [result], [anchor.output], view, anchor.source)
     inner = Node(anchor.op, [moved, *anchor.inputs[1:]], [result], attributes, anchor.source)
-    nodes = [*group.prologue, before, inner, *after, *group.epilogue]
+    nodes = [*group.prologue, before, inner, after, *group.epilogue]
     return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)

@@ -10,8 +10,7 @@ import numpy as np
 
 from tilewright.dtypes import bfloat16, float8e4nv, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.passes.narrow_products import FEWEST_GATHERED_CHANNELS, GROUP
-from tilewright.graph.passes.weight_products import LEAST_ELEMENTS
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import PERMUTED, GraphRewriter
 from tilewright.quant.observers import LEVELS, Range, affine
 
@@ -52,12 +51,13 @@ def is_fp8(scheme: str) -> bool:
     return scheme in (FP8, FP8_DYNAMIC)
 
 
-def layers_of(graph: Graph, scheme: str) -> list[Layer]:
+def layers_of(graph: Graph, scheme: str, kernels: KernelFacts) -> list[Layer]:
     """The layers that a scheme quantizes."""
+    nodes = [node for node in graph.nodes if node.op in ("matmul", "conv")]
     return [
         Layer(name_of(node), node.op, node.source, node.inputs[0].name)
-        for node in graph.nodes
-        if node.op in ("matmul", "conv") and node.inputs[0] is not None and _fits(node, graph, scheme)
+        for node in nodes
+        if node.inputs[0] is not None and why_not(node, graph, scheme, kernels) is None
     ]
 
 
@@ -66,7 +66,7 @@ def name_of(node: Node) -> str:
     return node.output.name.removesuffix(PERMUTED)
 
 
-def why_not(node: Node, graph: Graph, scheme: str) -> str | None:
+def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str | None:
     """Why a product or convolution stays in floats; None where it does not."""
     x, w = node.inputs[:2]
     assert x is not None and w is not None
@@ -76,10 +76,10 @@ def why_not(node: Node, graph: Graph, scheme: str) -> str | None:
         return f"it is computed in {x.dtype}"
     if node.op == "matmul":
         depth = x.shape[-1]
-        if scheme in WEIGHT_BITS and w.rank == 2 and graph.constants[w].size < LEAST_ELEMENTS:
+        if scheme in WEIGHT_BITS and w.rank == 2 and graph.constants[w].size < kernels.weight_elements:
             return f"its {graph.constants[w].size} weights are few"
-        if w.rank != 2 or not isinstance(depth, int) or (depth % GROUP and scheme in (STATIC, DYNAMIC)):
-            return f"its weights are no matrix, or its depth is no multiple of {GROUP}"
+        if w.rank != 2 or not isinstance(depth, int) or (depth % kernels.narrow_depth and scheme in (STATIC, DYNAMIC)):
+            return f"its weights are no matrix, or its depth is no multiple of {kernels.narrow_depth}"
         return None
     if is_fp8(scheme):
         return "convolutions have no kernels for 8-bit floats"
@@ -90,13 +90,9 @@ def why_not(node: Node, graph: Graph, scheme: str) -> str | None:
     channels = w.shape[1]
     if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int):
         return "its channels come in groups, or it has more than two spatial dimensions"
-    if channels % GROUP or channels < FEWEST_GATHERED_CHANNELS:
-        return f"its {channels} channels are few, or no multiple of {GROUP}"
+    if channels % kernels.narrow_depth or channels < kernels.narrow_channels:
+        return f"its {channels} channels are few, or no multiple of {kernels.narrow_depth}"
     return None
-
-
-def _fits(node: Node, graph: Graph, scheme: str) -> bool:
-    return why_not(node, graph, scheme) is None
 
 
 def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: str, signed: bool = False) -> Graph:

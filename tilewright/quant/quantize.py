@@ -14,6 +14,7 @@ from tilewright.dtypes import float8e4nv, float32, int8
 from tilewright.engine.engine import Engine
 from tilewright.errors import InputError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.partition import is_staged
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
@@ -113,17 +114,18 @@ def quantize(
     """
     _check_names(scheme, observer, method)
     targets = get_targets([target] if isinstance(target, str) else list(target))
-    narrow = frozenset.intersection(*(each.narrow_products for each in targets))
+    passes = for_kernels_of(targets)
+    kernels = passes.kernels
     _check_method(scheme, method, group, correct_bias, data)
     report = progress or (lambda stage, item, seconds: None)
     graph = whole_graph(import_model(model, example_inputs, dynamic_shapes, trust=trust))
     samples = [] if data is None else samples_of(data, graph)
-    plain = optimize(graph, for_kernels_of(targets))
+    plain = optimize(graph, passes)
     with_moments = method != NEAREST or correct_bias
-    graph, layers, moments = _studied(plain, exclude, scheme, method, samples if with_moments else [], report)
+    graph, layers, moments = _studied(plain, exclude, scheme, method, kernels, samples if with_moments else [], report)
     residuals = residuals_of(graph, {layer.name for layer in layers})
     ranges = calibrate(graph, [*layers, *residuals], samples, observer, report) if needs_data(scheme) else {}
-    signed = int8 in narrow
+    signed = int8 in kernels.narrow_types
     weights = _rounded(graph, layers, scheme, method, group, moments, report)
     result = with_rounded_weights(graph, weights)
     if not weights:
@@ -133,7 +135,7 @@ def quantize(
     engine = build(result, targets, progress, source_of(model))
     engine.results_of = graph.results_of
     report("compare", "with the model in floats", 0.0)
-    rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights))
+    rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights, kernels))
     errors = _differences(plain, result, samples)
     return Quantization(engine, scheme, rows, errors, _remarks(scheme, samples, targets, weights, method))
 
@@ -148,22 +150,23 @@ def whole_graph(graph: Graph) -> Graph:
 
 
 def _studied(
-    graph: Graph, exclude: Sequence[str], scheme: str, method: str, samples: Sequence[Sample], progress: Progress
-) -> tuple[Graph, list[Layer], dict[str, Moments]]:
+    graph: Graph, exclude: Sequence[str], scheme: str, method: str, kernels: KernelFacts, samples: Sequence[Sample],
+    progress: Progress,
+) -> tuple[Graph, list[Layer], dict[str, Moments]]:  # fmt: skip
     """The graph that is to be rounded, its layers, and the moments of their inputs over the samples."""
-    layers = _layers_without(exclude, graph, scheme)
+    layers = _layers_without(exclude, graph, scheme, kernels)
     moments = collect(graph, layers, samples, method in (GPTQ, AWQ), progress)
     if method == SMOOTH:
         names = {layer.name for layer in layers if layer.op == "matmul"}
         graph = smoothed(graph, names, smoothing_factors(graph, layers, moments))
-        layers = _layers_without(exclude, graph, scheme)
+        layers = _layers_without(exclude, graph, scheme, kernels)
         moments = collect(graph, layers, samples, False, progress)
     return graph, layers, moments
 
 
-def _layers_without(exclude: Sequence[str], graph: Graph, scheme: str) -> list[Layer]:
+def _layers_without(exclude: Sequence[str], graph: Graph, scheme: str, kernels: KernelFacts) -> list[Layer]:
     """The layers of a scheme but for some; raises `InputError` for names that none of them has."""
-    layers = layers_of(graph, scheme)
+    layers = layers_of(graph, scheme, kernels)
     unknown = sorted(set(exclude) - {layer.name for layer in layers})
     if unknown:
         raise InputError(f"no quantized layer is called {unknown[0]!r}: there are {', '.join(i.name for i in layers)}")
@@ -178,7 +181,7 @@ def _remarks(
     remarks = []
     if not samples:
         remarks.append(f"precision was lowered to {scheme} without data: nothing is known of what results lose")
-    without = dict.fromkeys(each.name for each in targets if float8e4nv not in each.narrow_products)
+    without = dict.fromkeys(each.name for each in targets if float8e4nv not in each.kernels.narrow_types)
     if is_fp8(scheme) and without:
         names = ", ".join(without)
         remarks.append(f"fp8 numbers are multiplied as wider floats on {names}: only GPUs from sm_89 on multiply fp8")
@@ -313,7 +316,7 @@ def run_samples(graph: Graph, values: dict[str, Value], sample: Sample) -> dict[
 
 def _report(
     graph: Graph, layers: Sequence[Layer], ranges: dict[str, Range], samples: Sequence[Sample], scheme: str,
-    excluded: set[str], signed: bool, weights: Mapping[str, RoundedWeights],
+    excluded: set[str], signed: bool, weights: Mapping[str, RoundedWeights], kernels: KernelFacts,
 ) -> list[LayerReport]:  # fmt: skip
     """A row for each product and convolution by weights."""
     layer_by_name = {layer.name: layer for layer in layers}
@@ -327,7 +330,7 @@ def _report(
             continue
         name, layer = name_of(node), layer_by_name.get(name_of(node))
         if layer is None:
-            reason = "it was left out" if name in excluded else why_not(node, graph, scheme)
+            reason = "it was left out" if name in excluded else why_not(node, graph, scheme, kernels)
             rows.append(LayerReport(name, node.op, node.source, reason=reason))
             continue
         error = None

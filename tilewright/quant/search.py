@@ -22,6 +22,7 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import InputError, PrecisionBoundError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Node
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_node
 from tilewright.importers import import_model
@@ -148,9 +149,9 @@ def search_precision(
     report = progress or (lambda stage, item, seconds: None)
     if source is None:
         source = model.name if isinstance(model, Graph) else source_of(model)
-    search = _Search(
-        optimize(graph, for_kernels_of(targets)), samples, metric, float(max_drop), targets, report, source
-    )
+    passes = for_kernels_of(targets)
+    plain = optimize(graph, passes)
+    search = _Search(plain, samples, metric, float(max_drop), targets, passes.kernels, report, source)
     found = search.result()
     found.engine.results_of = graph.results_of
     found.engine.record_search(found.as_data())
@@ -164,6 +165,7 @@ class _Search:
     metric: str | Score
     max_drop: float
     targets: Sequence[Target]
+    kernels: KernelFacts
     progress: Progress
     source: str
     points: list[Point] = field(default_factory=list)
@@ -174,10 +176,10 @@ class _Search:
         self.deciding, self.verifying = self.samples[::2], self.samples[1::2]
         self.ranging = self.deciding[: (2 * len(self.deciding) + 2) // 3]  # others show whether ranges hold
         self.drop: Drop = METRICS[self.metric] if isinstance(self.metric, str) else of_score(self.metric)
-        self.signed = all(int8 in each.narrow_products for each in self.targets)
+        self.signed = int8 in self.kernels.narrow_types
         self.layers: dict[str, list[Layer]] = {}
         for scheme in (STATIC, INT8_WEIGHTS, INT4_WEIGHTS):
-            for layer in layers_of(self.graph, scheme):
+            for layer in layers_of(self.graph, scheme, self.kernels):
                 self.layers.setdefault(layer.name, []).append(layer)
         self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
         every = [found[0] for found in self.layers.values()]
@@ -235,7 +237,7 @@ class _Search:
     def _takes(self, node: Node, scheme: str) -> bool:
         if scheme == INT8_SMOOTH and node.op != "matmul":
             return False
-        return why_not(node, self.graph, _SCHEMES.get(scheme, scheme)) is None
+        return why_not(node, self.graph, _SCHEMES.get(scheme, scheme), self.kernels) is None
 
     def _shape_of_weights(self, node: Node) -> tuple[int, ...]:
         assert node.inputs[1] is not None
@@ -443,7 +445,7 @@ class _Search:
         elif name in self.failed:
             why = f"with it the model lost {self.failed[name]:.3%}"
         elif not pairs:
-            why = why_not(node, self.graph, STATIC) or "it has no other format"
+            why = why_not(node, self.graph, STATIC, self.kernels) or "it has no other format"
         else:
             why = "no other format is faster, or steps before it took all of the bound"
         return LayerChoice(name, node.op, node.source, pairs, chosen, why)

@@ -106,7 +106,8 @@ class Shapes:
             found = f"({symbol}) is {extent}" if extent == value else f"is {extent}, which makes {symbol} {value}"
             raise ShapeError(
                 f"input {spec.name!r}: dimension {axis} {found}, outside the engine's range "
-                f"{symbol.low}..{symbol.high}; rebuild the engine with a wider range, or pad or split the input"
+                f"{symbol.low}..{symbol.high}; build an engine for a wider range (or, where engine.remarks say "
+                f"that the model takes no wider one, for an example of this size), or pad or split the input"
             )
         return value
 

@@ -200,12 +200,6 @@ class Target(Protocol):
         `pairs_fit`: of 8-bit integers, sums of whose products of two neighbours are numbers of 16 bits."""
         ...
 
-    @property
-    def narrow_products(self) -> frozenset[DType]:
-        """Types of 8 bits whose products are faster than those of the same numbers in wider floats: integers by int8 in
-        int32, floats by floats in float32."""
-        ...
-
     def dot_rate(self, dtype: DType, group: int = 1) -> float:
         """Speed of `dot` on operands of this type, relative to float32; `group` steps of the depth of a right one that
         is constant lie side by side."""

@@ -8,6 +8,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.weight_products import weight_products
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.quantized_weights import QuantizedMatrix, multiply
+from tilewright.targets.kernels import CPU_KERNELS
 
 rng = np.random.default_rng(0)
 codes = rng.integers(0, 16, (130, 128)).astype(np.uint8).view(BY_NAME["float4e2"].numpy)
@@ -15,6 +16,6 @@ matrix = QuantizedMatrix(codes, rng.uniform(0.001, 0.01, (130, 4)).astype(np.flo
 b = GraphBuilder("trial")
 b.output(multiply(Emitter(b), b.input("x", float32, (3, 128)), matrix, "w"), "y")
 graph, x = b.finish(), rng.standard_normal((3, 128)).astype(np.float32)
-assert "dequantized_matmul" in [node.op for node in weight_products(graph).nodes]
+assert "dequantized_matmul" in [node.op for node in weight_products(graph, CPU_KERNELS).nodes]
 found = build(graph, "cpu").run({"x": x})["y"]
 np.testing.assert_allclose(found, x.astype(np.float64) @ matrix.numbers().T, rtol=1e-4, atol=1e-4)

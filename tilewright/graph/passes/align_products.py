@@ -16,56 +16,48 @@ from math import prod
 
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fold_constants import fold_constants
 from tilewright.graph.passes.transposed_products import has_whole_rows, read_in_place
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
-_LEAST_SIDE = 256  # rows and columns of float32, which pay for copies of the other operand
-# Multiply-adds of 16 bits with a number that is copied: with 21 of them products are faster without the copies, with 23
-# a bit slower, with 61 much (H200, 2026-11-29).
-_LEAST_USE = 22
-# Rows of one tile: a right operand whose rows begin at multiples of 4 bytes is read by pairs, ahead of the products.
-_ONE_TILE_ROWS, _PAIR = 64, 4
-_LEAST_WORK = {16: 1 << 25, 32: 1 << 30}  # multiply-adds that are worth the copies, by the bits of a number
 
-
-def align_products(graph: Graph, row_bytes: int, columns: int) -> Graph:
-    """The graph with such products, whose rows begin at multiples of `row_bytes`; the same graph when it has none.
-
-    `columns`: of one tile, as of `transposed_products`, which reads operands that are not copied for their rows.
-    """
-    result = apply_rules(graph, {"matmul": [partial(_aligned, row_bytes=row_bytes, tile_columns=columns)]})
+def align_products(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with such products, whose rows begin at multiples of `row_bytes`; the same graph when it has none."""
+    result = apply_rules(graph, {"matmul": [partial(_aligned, kernels=kernels)]})
     return fold_constants(result) if result is not graph else graph
 
 
-def _aligned(node: Node, rewriter: GraphRewriter, row_bytes: int, tile_columns: int) -> Value | None:
+def _aligned(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     a, b = node.inputs
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
     depth, columns = a.shape[-1], node.output.shape[-1]
-    if not a.dtype.is_float or a.dtype.bits not in _LEAST_WORK or b.dtype != a.dtype or min(a.rank, b.rank) < 2:
+    if not a.dtype.is_float or a.dtype.bits not in (16, 32) or b.dtype != a.dtype or min(a.rank, b.rank) < 2:
         return None
     if not isinstance(depth, int) or not isinstance(columns, int):
         return None
+    row_bytes, single = kernels.row_bytes, a.dtype == float32
     aligned = row_bytes // a.dtype.itemsize
     more, wider = -depth % aligned, -columns % aligned
-    turned = read_in_place(node, rewriter, row_bytes, tile_columns) if a.dtype.bits == 16 else None
+    turned = read_in_place(node, rewriter, kernels) if not single else None
     if turned is not None and not has_whole_rows(turned, row_bytes):
         return None
     if turned is not None and not transposed:
         more = 0
     rows = prod(upper_bound(extent) for extent in node.output.shape[:-1])
-    if a.dtype == float32:
+    if single:
         wider = 0 if transposed else wider
-        if b.rank > 2 or min(rows, columns) < _LEAST_SIDE:
+        if b.rank > 2 or min(rows, columns) < kernels.padded_side:
             return None
-    by_pairs = b.shape[-1] * b.dtype.itemsize % _PAIR == 0 and a.dtype != float32
-    if by_pairs and rows <= _ONE_TILE_ROWS and rewriter.constant(b) is None:
+    by_pairs = b.shape[-1] * b.dtype.itemsize % kernels.pair_bytes == 0 and not single
+    if by_pairs and rows <= kernels.paired_rows and rewriter.constant(b) is None:
         return None
-    if not (more or wider) or rows * depth * columns < _LEAST_WORK[a.dtype.bits] or rows < aligned:
+    least = kernels.padded_work_single if single else kernels.padded_work
+    if not (more or wider) or rows * depth * columns < least or rows < aligned:
         return None
-    if a.dtype != float32 and rows * columns < _LEAST_USE * _copied(node, (rows, columns), more, wider, rewriter):
+    if not single and rows * columns < kernels.padded_use * _copied(node, (rows, columns), more, wider, rewriter):
         return None
     a = _padded(a, 0, more, rewriter)
     b = _padded(b, *((wider, more) if transposed else (more, wider)), rewriter)

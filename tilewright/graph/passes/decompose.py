@@ -3,22 +3,22 @@ images; short Fourier transforms as products."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from tilewright.dtypes import float32, float64, int32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.passes.fourier import short_as_product
 from tilewright.graph.quantization import integer_range, wider
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
-_MANY_TAPS = 64  # of a window that is reduced as rows are
-_FEW_WINDOWS = 1 << 17  # of a pool, up to which threads that each have one leave a GPU idle
 
-
-def decompose(graph: Graph) -> Graph:
+def decompose(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> Graph:
     """The graph without composite ops."""
     rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
     rules |= {"fourier": [short_as_product], "quantize": [_quantize], "dequantize": [_dequantize]}
-    rules |= {op: [_pool_of_tiles, _pool_of_volumes] for op in ("max_pool", "average_pool")}
+    rules |= {op: [partial(_pool_of_tiles, kernels=kernels), _pool_of_volumes] for op in ("max_pool", "average_pool")}
     rules["matmul"] = [_transposed_left]
     rules["divide"] = [_quotient_of_sum]
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
@@ -159,7 +159,7 @@ def _conv_of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
     return rewriter.op("permute", [rewriter.op("reshape", [result], shape=shape)], order=(0, 2, 1, 3, 4))
 
 
-def _pool_of_tiles(node: Node, rewriter: GraphRewriter) -> Value | None:
+def _pool_of_tiles(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     """Large pooling windows that tile each dimension become reductions: one, where they cover all but one dimension; or
     one after the other, where there are too few windows to share out."""
     (x,) = node.inputs
@@ -175,12 +175,12 @@ def _pool_of_tiles(node: Node, rewriter: GraphRewriter) -> Value | None:
         axes += [len(shape) + 1] if kernel != 1 else []
         shape += [count, kernel]
     taps = product([kernel for kernel, *_ in windows])
-    if node.attributes["layout"] != "NCHW" or not isinstance(taps, int) or taps < _MANY_TAPS:
+    if node.attributes["layout"] != "NCHW" or not isinstance(taps, int) or not 0 < kernels.pooled_taps <= taps:
         return None
     between = [shape[axis] for axis in range(min(axes), max(axes)) if axis not in axes]
     steps = [axes] if all(extent == 1 for extent in between) else [[axis] for axis in reversed(axes)]
     results = product(node.output.shape)
-    if len(steps) > 1 and not (isinstance(results, int) and results < _FEW_WINDOWS):
+    if len(steps) > 1 and not (isinstance(results, int) and results < kernels.pooled_windows):
         return None
     op = "reduce_max" if node.op == "max_pool" else "reduce_mean"
     rewriter.remark(f"{node.op} %{node.output.name} of {taps} elements each is a reduction")

@@ -44,9 +44,6 @@ from tilewright.graph.passes.fuse_rows import join_rows
 from tilewright.graph.passes.fuse_stores import join_stores
 from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
 
-FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
-SHORT_PIXEL = 32  # bytes of a pixel's 16-bit channels, up to which kernels copy the image for windows of three columns
-
 
 def fuse(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
@@ -216,7 +213,9 @@ def _take_image(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     index = drafts.producer(image)
     if anchor.op != "conv" or anchor.attributes["layout"] != "NHWC" or image is None or index is None:
         return
-    if not _is_copied_anyway(anchor, image) or drafts.nodes[index].op != "permute" or image in drafts.results:
+    if drafts.nodes[index].op != "permute" or image in drafts.results:
+        return
+    if not _is_copied_anyway(anchor, image, drafts.kernels):
         return
     if drafts.readers.get(image) != [draft.anchor] or drafts.depends_through_others(draft, drafts.owner[index]):
         return
@@ -224,15 +223,15 @@ def _take_image(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     remarks.append(f"conv %{anchor.output.name} takes the permute of its image")
 
 
-def _is_copied_anyway(conv: Node, image: Value) -> bool:
+def _is_copied_anyway(conv: Node, image: Value, kernels: KernelFacts) -> bool:
     """Whether kernels copy the image of a channels-last convolution, in whatever order it is."""
     channels, weights = image.shape[-1], conv.inputs[1]
     if not isinstance(channels, int) or weights is None:
         return False
     columns = weights.shape[-1]
     lines = image.rank == 4 and conv.attributes["groups"] == 1 and isinstance(columns, int) and columns > 2
-    short = image.dtype.is_float and image.dtype.bits == 16 and channels * image.dtype.itemsize <= SHORT_PIXEL
-    return channels < FEW_CHANNELS or (lines and short)
+    short = image.dtype.is_float and image.dtype.bits == 16 and channels * image.dtype.itemsize <= kernels.copied_pixel
+    return channels < kernels.copied_channels or (lines and short)
 
 
 def _halves(drafts: Drafts, draft: Draft) -> list[int] | None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from tilewright.dtypes import bfloat16, float32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import product
@@ -28,11 +29,11 @@ from tilewright.symbolic import product
 _AT_ONCE = 1 << 18  # elements that are scaled together, in cache
 
 
-def prepare_norms(graph: Graph, rows: int) -> Graph:
-    """Put the scales of norms of up to `rows` rows, which products will compute, into the weights, and make sums in
-    front of them float32; the same graph when there are none."""
-    graph = apply_rules(graph, {"matmul": [partial(_into_weights, most=rows)]})
-    summed = _normalised_sums(graph, rows)
+def prepare_norms(graph: Graph, kernels: KernelFacts) -> Graph:
+    """Put the scales of norms of up to `normed_rows` rows, which products will compute, into the weights, and make sums
+    in front of them float32; the same graph when there are none."""
+    graph = apply_rules(graph, {"matmul": [partial(_into_weights, most=kernels.normed_rows)]})
+    summed = _normalised_sums(graph, kernels.normed_rows)
 
     def sum_in_float32(node: Node, rewriter: GraphRewriter) -> Value | None:
         if node.output not in summed:

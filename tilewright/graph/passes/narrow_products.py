@@ -6,7 +6,7 @@
     matmul(x8 sx, w8 sw) of 8-bit floats                  ->  matmul(x8, w8) {dtype=f32} (sx sw)
 
 for constant w, if they are integers, or sums of int32 where a target's kernels read both operands as they are computed
-(`computed`).  A target's instructions multiply activations of some types by int8: where int8 is
+(`narrow_computed`).  A target's instructions multiply activations of some types by int8: where int8 is
 not among them, activations become uint8 (a zero point of 128 more).  Weights that do not fit int8 without their zero
 point keep the part of it that is left, times the sums of the rows of x.  What follows (bias, activation, residual, the
 next quantization) is elementwise, and becomes the product's epilogue.  Scales that a dimension of the sum has keep a
@@ -28,13 +28,12 @@ import numpy as np
 from tilewright.dtypes import DType, float8e4nv, float8e5, float32, float64, int1, int8, int32, uint8
 from tilewright.graph.core import Advice, Graph, Node, Value
 from tilewright.graph.inference import broadcast_shapes
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.narrow_pools import NARROW_POOLS
 from tilewright.graph.quantization import integer_range, scheme_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 from tilewright.symbolic import Size
 
-FEWEST_GATHERED_CHANNELS = 16  # of an image, for its windows to be gathered
-GROUP = 4  # the depth must be a multiple of what instructions add at once
 _SHIFT = 128  # from int8 to uint8
 _MOVES = ("reshape", "permute", "slice", "max_pool")
 _FLOATS = (float8e4nv, float8e5)
@@ -60,21 +59,20 @@ _LEAVE = "leave what it reads in floats"
 _BY_COLUMN = "give its weights a scale for each column"
 
 
-def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False, computed: bool = False) -> Graph:
-    """The graph with products of activations of these `types` (`Target.narrow_products`), and remarks on what stays
-    quantized to no use.  `zeros_around`: kernels of convolutions see zeros beyond an image's edges.  `computed`: those
-    of products take integers on the right that are no constants."""
+def narrow_products(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with products of activations of the `narrow_types`, and remarks on what stays quantized to no use."""
+    types = kernels.narrow_types
     graph = apply_rules(graph, {"multiply": [_dequantized]})
     if not types:
-        return _with_remarks(graph, types)
+        return _with_remarks(graph, kernels)
     if int8 not in types:
         graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
     graph = apply_rules(graph, {**dict.fromkeys(_MOVES, [_sunk]), **NARROW_POOLS})
     rules = {
-        "matmul": [partial(_product, types=types, computed=computed)],
-        "conv": [partial(_convolution, types=types, zeros_around=zeros_around)],
+        "matmul": [partial(_product, kernels=kernels)],
+        "conv": [partial(_convolution, kernels=kernels)],
     }
-    return _with_remarks(apply_rules(graph, rules), types)
+    return _with_remarks(apply_rules(graph, rules), kernels)
 
 
 # One form of activations ------------------------------------------------------------------------------
@@ -163,19 +161,20 @@ def _permuted(item: Value | None, rank: int, order: tuple[int, ...], rewriter: G
 # Products ---------------------------------------------------------------------------------------------
 
 
-def _product(node: Node, rewriter: GraphRewriter, types: Set[DType], computed: bool) -> Value | None:
+def _product(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     if node.attributes["dtype"] is not None:
         return None
     left, right = node.inputs
     assert left is not None and right is not None
     rows = _narrow(left, rewriter)
-    if rows is None or _reason(node, rows) is not None:
+    types = kernels.narrow_types
+    if rows is None or _reason(node, rows, kernels) is not None:
         return None
     if rows.numbers.dtype.is_float:
         return _product_of_floats(node, rows, rewriter, types)
     weights = _weights(node, rewriter) if uint8 in types else None
     if weights is None:
-        return _product_of_computed(node, rows, rewriter, types) if computed else None
+        return _product_of_computed(node, rows, rewriter, types) if kernels.narrow_computed else None
     matrix, rest, columns_scale = weights
     sums = _sums(node, _of_type(rows, rewriter, types), matrix, rest, rewriter)
     if not node.output.dtype.is_float:
@@ -303,16 +302,16 @@ def _is_narrow(dtype: DType) -> bool:
     return dtype in (int8, uint8, *_FLOATS)
 
 
-def _reason(node: Node, rows: _Narrow) -> _Reason | None:
+def _reason(node: Node, rows: _Narrow, kernels: KernelFacts) -> _Reason | None:
     """Why a product of narrow numbers on the left by known weights stays in floats; None where it does not."""
     left = node.inputs[0]
     assert left is not None
     if node.op == "conv":
-        return _reason_of_convolution(node, rows)
-    depth = left.shape[-1]
-    if rows.numbers.dtype.is_integer and (not isinstance(depth, int) or depth % GROUP):
-        more = f"make it {-(-depth // GROUP) * GROUP} with zeros" if isinstance(depth, int) else "give it a known size"
-        return _Reason(f"its depth {depth} is no multiple of {GROUP}", more)
+        return _reason_of_convolution(node, rows, kernels)
+    depth, step = left.shape[-1], kernels.narrow_depth
+    if rows.numbers.dtype.is_integer and (not isinstance(depth, int) or depth % step):
+        more = f"make it {-(-depth // step) * step} with zeros" if isinstance(depth, int) else "give it a known size"
+        return _Reason(f"its depth {depth} is no multiple of {step}", more)
     for item in (rows.scale, rows.zero):
         if item is not None and item.rank and item.shape[-1] != 1:
             return _Reason(
@@ -322,14 +321,14 @@ def _reason(node: Node, rows: _Narrow) -> _Reason | None:
     return None
 
 
-def _reason_of_convolution(node: Node, image: _Narrow) -> _Reason | None:
+def _reason_of_convolution(node: Node, image: _Narrow, kernels: KernelFacts) -> _Reason | None:
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     if node.attributes["groups"] != 1 or x.rank > 4:
         return _Reason("there are kernels for one group of channels, and one or two spatial dimensions", _LEAVE)
-    channels = w.shape[1]
-    if not isinstance(channels, int) or channels % GROUP or channels < FEWEST_GATHERED_CHANNELS:
-        return _Reason(f"its {channels} channels are few, or no multiple of {GROUP}: floats are faster", _LEAVE)
+    channels, step = w.shape[1], kernels.narrow_depth
+    if not isinstance(channels, int) or channels % step or channels < kernels.narrow_channels:
+        return _Reason(f"its {channels} channels are few, or no multiple of {step}: floats are faster", _LEAVE)
     if any(item is not None and item.rank for item in (image.scale, image.zero)):
         return _Reason(
             "the scale or zero point of its image is not a single number", "quantize its image with one scale"
@@ -369,21 +368,21 @@ def _weights(node: Node, rewriter: GraphRewriter) -> tuple[np.ndarray, np.ndarra
     return (data.astype(np.int64) - shift).astype(np.int8), np.ascontiguousarray(rest), scale
 
 
-def _convolution(node: Node, rewriter: GraphRewriter, types: Set[DType], zeros_around: bool) -> Value | None:
+def _convolution(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     image, taps, bias = (*node.inputs, None)[:3]
     assert image is not None and taps is not None
     pixels, weights = _narrow(image, rewriter), _narrow(taps, rewriter)
-    if pixels is None or weights is None or _reason(node, pixels) is not None:
+    if pixels is None or weights is None or _reason(node, pixels, kernels) is not None:
         return None
-    if pixels.numbers.dtype.is_float or weights.numbers.dtype.is_float or uint8 not in types:
+    if pixels.numbers.dtype.is_float or weights.numbers.dtype.is_float or uint8 not in kernels.narrow_types:
         return None
     known = _taps(weights, taps, rewriter)
     if known is None:
         return None
-    pixels = _of_type(pixels, rewriter, types)
+    pixels = _of_type(pixels, rewriter, kernels.narrow_types)
     options = {**node.attributes, "dtype": int32, "exact": False}
     padded, centred = pixels.numbers, pixels.zero is None or rewriter.uniform(pixels.zero) == 0
-    if not (centred and zeros_around):
+    if not (centred and kernels.zeros_around):
         padded = _padded(pixels, node, rewriter)
         options["padding"] = [(0, 0)] * (image.rank - 2)
     channels = (-1, *[1] * (image.rank - 2)) if node.attributes["layout"] == "NCHW" else (-1,)
@@ -488,7 +487,7 @@ def _scaled(sums: Value, left: Value | None, right: Value | None, wide: DType, r
 # What stays -------------------------------------------------------------------------------------------
 
 
-def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
+def _with_remarks(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with a remark on each quantized tensor that a product reads as floats, or on all of them where a target
     multiplies none of the kind."""
     remarks: list[str] = []
@@ -509,10 +508,10 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
                 continue
             partly.add(reader.output)
             dtype = node.inputs[0].dtype
-            if (dtype if dtype.is_float else uint8) not in types:
+            if (dtype if dtype.is_float else uint8) not in kernels.narrow_types:
                 unknown.setdefault(dtype, []).append(source.name)
                 continue
-            why = _why(reader, node, producers, graph)
+            why = _why(reader, node, producers, graph, kernels)
             remarks.append(
                 Advice(
                     f"quantized %{source.name} ({scheme_of(node)}) is read as floats by {reader.op} "
@@ -525,7 +524,7 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
         "the target multiplies none of this type"
         for dtype, names in unknown.items()
     ]
-    remarks += _unquantized(graph, partly)
+    remarks += _unquantized(graph, partly, kernels)
     if not remarks:
         return graph
     rewriter = GraphRewriter(graph)
@@ -534,7 +533,7 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
     return rewriter.run({})
 
 
-def _unquantized(graph: Graph, partly: Set[Value]) -> list[Advice]:
+def _unquantized(graph: Graph, partly: Set[Value], kernels: KernelFacts) -> list[Advice]:
     """Advice on layers in floats where other ones are of 8-bit numbers, a line for those of a kind.  Results of layers
     that read a quantized tensor, which have their own lines, are `partly`."""
     layers = [node for node in graph.nodes if node.op in ("matmul", "conv") and node.output not in partly]
@@ -545,7 +544,7 @@ def _unquantized(graph: Graph, partly: Set[Value]) -> list[Advice]:
         assert x is not None and w is not None
         if node.op not in kinds or w not in graph.constants or w.rank < 2 or not _is_wide(x.dtype):
             continue
-        reason = _reason(node, _Narrow(Value(x.name, uint8, x.shape), None, None))
+        reason = _reason(node, _Narrow(Value(x.name, uint8, x.shape), None, None), kernels)
         if reason is None:
             reason = _Reason("neither of its operands is quantized", "quantize both if the results allow it")
         if reason.change is not _LEAVE:
@@ -584,7 +583,7 @@ def _through_casts(node: Node, readers: dict[Value, list[Node]]) -> list[Node]:
     return found
 
 
-def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -> _Reason:
+def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph, kernels: KernelFacts) -> _Reason:
     """Why a product that reads a quantized tensor is none of integers."""
     if reader.op == "attention":
         return _Reason("attention has no kernel for integers", _LEAVE)
@@ -592,7 +591,7 @@ def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -
     assert x is not None
     other = producers.get(reader.inputs[1]) if reader.inputs[1] is not None else None
     side = "right operand" if reader.op == "matmul" else "weights"
-    reason = _reason(reader, _Narrow(x, zero, scale)) if reader.inputs[0] is node.output else None
+    reason = _reason(reader, _Narrow(x, zero, scale), kernels) if reader.inputs[0] is node.output else None
     if reason is not None:
         return reason
     while other is not None and other.op == "cast" and _is_wide(other.output.dtype) and other.inputs[0] is not None:

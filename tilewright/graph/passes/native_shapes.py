@@ -9,6 +9,7 @@ from math import prod
 
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.narrow_products import listed
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import upper_bound
@@ -16,9 +17,8 @@ from tilewright.symbolic import upper_bound
 _LEAST_WORK = 1 << 18  # multiply-adds that are worth a line
 
 
-def native_shapes(graph: Graph, exact: bool, row_bytes: int) -> Graph:
-    """The graph with advice; `exact`: products in float32 are not rounded to tf32; `row_bytes`: rows begin at multiples
-    of so many, for tensor copies."""
+def native_shapes(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with advice on what tensor copies and tensor cores do not take."""
     wide: list[str] = []
 
     def look(node: Node, rewriter: GraphRewriter) -> Value | None:
@@ -26,10 +26,10 @@ def native_shapes(graph: Graph, exact: bool, row_bytes: int) -> Graph:
         assert x is not None and w is not None
         if _work(node) < _LEAST_WORK:
             return None
-        if x.dtype == float32 and exact:
+        if x.dtype == float32 and kernels.exact:
             wide.append(f"%{node.output.name}")
         elif node.op == "matmul" and x.dtype.bits in (8, 16):
-            text = _unaligned(node, x, row_bytes)
+            text = _unaligned(node, x, kernels.row_bytes)
             if text:
                 rewriter.advise(text)
         return None

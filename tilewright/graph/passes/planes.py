@@ -19,6 +19,7 @@ from functools import partial
 
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
@@ -26,17 +27,14 @@ from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 _SHARED = 16  # taps of channels-last windows from which on it pays that a thread has parts of them in registers
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
 _POOLS = ("max_pool", "average_pool")
-_MOST_TAPS = 64  # of a window that a thread has to itself
 _SEPARATE = 2  # times as many elements read, from which on two steps are faster: the first one writes what it has
 
 
-def convolutions_of_planes(graph: Graph, exact: bool, columns: int, taps: int, shared_taps: int) -> Graph:
-    """The graph with convolutions that stay channels-first; the same graph when it has none. `exact`: those of float32
-    have no tensor cores; `columns`, `taps` and `shared_taps`: what kernels have all of (`KernelFacts`)."""
-    few = partial(_is_of_few_channels, columns=columns, most_taps=taps, shared_taps=shared_taps)
-    if all(few(node) for node in graph.nodes if node.op == "conv"):
+def convolutions_of_planes(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with convolutions that stay channels-first; the same graph when it has none."""
+    if all(_is_of_few_channels(node, kernels) for node in graph.nodes if node.op == "conv"):
         return apply_rules(graph, {"conv": [_planes]})
-    if not exact:
+    if not kernels.exact:  # tensor cores multiply float32
         return graph
     images = [node for node in graph.nodes if node.op == "conv" and node.output.rank == 4]
     network = len(images) >= _NETWORK and all(node.attributes["groups"] == 1 for node in images)
@@ -49,17 +47,18 @@ def _convolution(node: Node, rewriter: GraphRewriter, network: bool) -> Value | 
     return None if x.dtype != float32 or network and x.rank == 4 else _planes(node, rewriter)
 
 
-def _is_of_few_channels(node: Node, columns: int, most_taps: int, shared_taps: int) -> bool:
+def _is_of_few_channels(node: Node, kernels: KernelFacts) -> bool:
     """Whether each of a convolution's groups has few output channels, for which it has kernels of any floats."""
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     groups, taps = node.attributes["groups"], product(w.shape[2:])
     if groups == 1 or x.dtype not in (float32, float16, bfloat16) or not isinstance(taps, int):
         return False
-    shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and _SHARED < taps <= shared_taps
+    small = _SHARED < taps <= kernels.shared_taps
+    shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and small
     line = w.shape[-1]
-    short = isinstance(line, int) and line <= most_taps
-    return not shares and short and isinstance(w.shape[0], int) and w.shape[0] <= groups * columns
+    short = isinstance(line, int) and line <= kernels.plane_taps
+    return not shares and short and isinstance(w.shape[0], int) and w.shape[0] <= groups * kernels.plane_columns
 
 
 def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
@@ -80,7 +79,7 @@ def _fits_32_bits(elements: Size) -> bool:
     return upper_bound(elements) < 2**31
 
 
-def pools_of_volumes(graph: Graph) -> Graph:
+def pools_of_volumes(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with pools of volumes that one kernel does; the same graph when it has none.
 
     Others become one over the depth and one over the images (`decompose`), which reads less where windows overlap much.
@@ -88,13 +87,13 @@ def pools_of_volumes(graph: Graph) -> Graph:
     """
     if any(node.op == "conv" for node in graph.nodes):
         return graph
-    return apply_rules(graph, {op: [_of_volumes] for op in _POOLS})
+    return apply_rules(graph, {op: [partial(_of_volumes, most=kernels.pooled_taps)] for op in _POOLS})
 
 
-def _of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
+def _of_volumes(node: Node, rewriter: GraphRewriter, most: int) -> Value | None:
     """A pool of [N, C, depth, height, width], each channel as a volume with one channel."""
     (x,) = node.inputs
-    if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node):
+    if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node, most):
         return None
     if not _fits_32_bits(product(x.shape[2:])):
         return None
@@ -105,13 +104,13 @@ def _of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
     return rewriter.op("reshape", [result], shape=node.output.shape)
 
 
-def _is_separate(node: Node) -> bool:
+def _is_separate(node: Node, most: int) -> bool:
     """Whether a pool of volumes is better done along the depth first, by what both read for an element of a slice; or
-    as reductions, whose threads share large windows."""
+    as reductions, whose threads share windows of more than so many elements."""
     deep, *across = node.attributes["kernel"]
     taps, step = product(across), product(node.attributes["strides"][1:])
     alone = deep == 1 or taps == 1  # it has one of both steps only
-    return alone or deep * taps > _MOST_TAPS or deep * taps > _SEPARATE * (step * deep + taps)
+    return alone or deep * taps > most or deep * taps > _SEPARATE * (step * deep + taps)
 
 
 def pools_of_planes(graph: Graph) -> Graph:

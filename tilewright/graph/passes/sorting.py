@@ -1,7 +1,7 @@
-"""Sorting by comparisons, for short rows, few elements, and targets without a sort kernel.
+"""Sorting as the kernels of a target take it: along the last dimension, of so many bits.
 
-An element's place is the number of those before it: every pair is compared. A few of the largest elements are found
-one after the other, in rows of any length.
+A few of the largest elements are found one after the other, in rows of any length.  Where it is faster than a kernel,
+in short rows or on a GPU in few long ones, every pair is compared: an element's place is the number of those before it.
 """
 
 from __future__ import annotations
@@ -11,72 +11,23 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ordered_bits import ordered_bits
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
-LONGEST_COMPARED = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
-LONGEST_WITHOUT_KERNEL = 8192  # elements of rows that are sorted by comparing where no kernel does
-_MOST_PAIRS = 1 << 24  # of a GPU's comparisons, which all its SMs share: a network sorts a row in one CTA
-SHORTEST_COMPARED = 512  # elements of rows that a GPU sorts by comparing: shorter ones are no time in a network
-SHORTEST_COMPARED_WIDE = 128  # of 64 bits, which networks sort twice
-MOST_SELECTED = 8  # largest elements that are found one after the other
-MOST_SELECTED_LONG = 64  # that are found so in rows that are too long to be sorted by comparing
+_FEW_POSITIONS = 8  # that are compared one by one
 
 
-def without_sorting(graph: Graph, has_kernel: bool = True) -> Graph:
-    """The graph with each `argsort` as what the targets have kernels for; `has_kernel`: of rows of any length along the
-    last dimension. What is left otherwise are rows of more than `LONGEST_WITHOUT_KERNEL` elements."""
-    return apply_rules(graph, {"argsort": [functools.partial(_argsort, has_kernel=has_kernel)]})
+def sorting(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with each `argsort` as these kernels take it, or without; the same graph when they take all."""
+    return apply_rules(graph, {"argsort": [functools.partial(_argsort, kernels=kernels)]})
 
 
-def sorting_by_networks(graph: Graph) -> Graph:
-    """The graph with each `argsort` as the kernels of GPUs take it, which short rows and few elements suit too: of 32
-    bits along the last dimension."""
-    return apply_rules(graph, {"argsort": [_for_networks]})
-
-
-def is_compared(node: Node, has_kernel: bool = False) -> bool:
-    """Whether an `argsort` becomes comparisons."""
-    return _is_few(node, has_kernel) or upper_bound(_length(node)) <= (
-        LONGEST_COMPARED if has_kernel else LONGEST_WITHOUT_KERNEL
-    )
-
-
-def _length(node: Node) -> Size:
-    source = node.inputs[0]
-    assert source is not None
-    return source.shape[node.attributes["axis"]]
-
-
-def _is_few(node: Node, has_kernel: bool) -> bool:
-    count = node.attributes["count"]
-    most = MOST_SELECTED if has_kernel or upper_bound(_length(node)) <= LONGEST_WITHOUT_KERNEL else MOST_SELECTED_LONG
-    return isinstance(count, int) and 0 < count <= most
-
-
-def _argsort(node: Node, rewriter: GraphRewriter, has_kernel: bool) -> Value | None:
+def _argsort(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
     assert x is not None
-    if _is_few(node, has_kernel):
-        return _one_by_one(rewriter, x, axis, count, descending)
-    last = x.rank - 1
-    if axis != last and (has_kernel or is_compared(node)):
-        order = (*range(axis), last, *range(axis + 1, last), axis)
-        rows = rewriter.op("permute", [x], order=order)
-        found = rewriter.op("argsort", [rows], axis=last, count=count, descending=descending)
-        return rewriter.op("permute", [found], order=order)
-    if not is_compared(node, has_kernel):
-        return None
-    return _compared(rewriter, x, count, descending)
-
-
-def _for_networks(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """One element is searched for; rows are the last axis; few long rows are compared; 64 bits are sorted by their
-    lower half, then the other."""
-    x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
-    assert x is not None
-    if count == 1:
+    if isinstance(count, int) and 0 < count <= kernels.selected:
         return _one_by_one(rewriter, x, axis, count, descending)
     last = x.rank - 1
     if axis != last:
@@ -84,15 +35,18 @@ def _for_networks(node: Node, rewriter: GraphRewriter) -> Value | None:
         rows = rewriter.op("permute", [x], order=order)
         found = rewriter.op("argsort", [rows], axis=last, count=count, descending=descending)
         return rewriter.op("permute", [found], order=order)
-    if _are_few_long(x):
+    if _is_compared(x, kernels):
         return _compared(rewriter, x, count, descending)
-    return _by_halves(rewriter, x, count, descending) if x.dtype.itemsize == 8 else None
+    return _by_halves(rewriter, x, count, descending) if 0 < kernels.sorted_bits < x.dtype.bits else None
 
 
-def _are_few_long(x: Value) -> bool:
-    """Whether comparing all pairs takes a GPU less time than networks, each of which has one SM."""
-    shortest = SHORTEST_COMPARED_WIDE if x.dtype.itemsize == 8 else SHORTEST_COMPARED
-    return lower_bound(x.shape[-1]) >= shortest and upper_bound(product([*x.shape, x.shape[-1]])) <= _MOST_PAIRS
+def _is_compared(x: Value, kernels: KernelFacts) -> bool:
+    """Whether comparing all pairs of the rows takes less time than a kernel: a GPU's has one SM for each row."""
+    length = x.shape[-1]
+    if upper_bound(length) <= kernels.compared_row:
+        return True
+    shortest = kernels.network_row // 4 if x.dtype.itemsize == 8 else kernels.network_row  # they sort those twice
+    return lower_bound(length) >= shortest and upper_bound(product([*x.shape, length])) <= kernels.compared_pairs
 
 
 def _compared(rewriter: GraphRewriter, x: Value, count: Size, descending: bool) -> Value:
@@ -188,7 +142,7 @@ def _one_of(rewriter: GraphRewriter, position: Value, positions: Sequence[Value]
 
 def _first_free(rewriter: GraphRewriter, selected: Value, positions: Sequence[Value], axis: int) -> Value:
     """The first position that is not taken: one of the first n + 1, where n are."""
-    if len(positions) > MOST_SELECTED:
+    if len(positions) > _FEW_POSITIONS:
         return rewriter.op("argmin", [rewriter.cast(selected, int32)], axis=axis, keepdims=True)
     free = rewriter.number(len(positions), int64)
     for number in reversed(range(len(positions))):

@@ -11,35 +11,33 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
 
-def transposed_products(graph: Graph, types: frozenset[DType], row_bytes: int, columns: int) -> Graph:
-    """The graph with such products of operands of `types`; the same graph when there are none.
+def transposed_products(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with such products of operands of `transposed_types`; the same graph when there are none.
 
     Rows are copied as tiles if they begin at multiples of `row_bytes`; others are read where a result has no more than
-    the `columns` of one tile, so that they are read once: 58569 x 21 x 271 of 16 bits took 47 us to turn its left
+    the columns of one tile, so that they are read once: 58569 x 21 x 271 of 16 bits took 47 us to turn its left
     operand and 28 to multiply (H200, 2026-11-29).
     """
-    return apply_rules(graph, {"matmul": [partial(_transposed, types, row_bytes, columns)]})
+    return apply_rules(graph, {"matmul": [partial(_transposed, kernels)]})
 
 
-def _transposed(
-    types: frozenset[DType], row_bytes: int, columns: int, node: Node, rewriter: GraphRewriter
-) -> Value | None:
-    source = read_in_place(node, rewriter, row_bytes, columns)
-    if source is None or source.dtype not in types:
+def _transposed(kernels: KernelFacts, node: Node, rewriter: GraphRewriter) -> Value | None:
+    source = read_in_place(node, rewriter, kernels)
+    if source is None or source.dtype not in kernels.transposed_types:
         return None
     rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, as it lies")
     return rewriter.op("matmul", [source, node.inputs[1]], **{**node.attributes, "transpose_a": True})
 
 
-def read_in_place(node: Node, rewriter: GraphRewriter, row_bytes: int, most: int) -> Value | None:
+def read_in_place(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     """The matrix whose transpose is the left operand of a product, if kernels shall read it as it lies; odd rows only
-    for up to `most` columns."""
+    for the columns of one tile."""
     left, right = node.inputs
     permute = rewriter.producer(left, "permute")
     if permute is None or left is None or right is None or node.attributes["transpose_a"]:
@@ -52,7 +50,8 @@ def read_in_place(node: Node, rewriter: GraphRewriter, row_bytes: int, most: int
     together = left.shape[:-2] == right.shape[:-2]  # batches of their own, or none
     if not (known and together and right.dtype == left.dtype) or rewriter.uses(left) > 1:
         return None
-    return source if has_whole_rows(source, row_bytes) or upper_bound(columns) <= most else None
+    whole = has_whole_rows(source, kernels.row_bytes)
+    return source if whole or upper_bound(columns) <= kernels.tile_columns else None
 
 
 def has_whole_rows(matrix: Value, row_bytes: int) -> bool:

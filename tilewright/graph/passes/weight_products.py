@@ -10,7 +10,6 @@ become floats: those of other forms, of more than two dimensions, and slices, co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import reduce
 from math import gcd
 
@@ -18,27 +17,21 @@ import numpy as np
 
 from tilewright.dtypes import DType, float8e4nv, float8e5, from_numpy, int4, int8, uint4, uint8
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 from tilewright.graph.target_passes import TargetPasses
 
-LEAST_ELEMENTS = 1 << 14  # fewer weights stay in the caches as floats
-LEAST_GROUP = 8
 _DEEPEST = 8  # nodes from the product to `dequantize`
 _VIEWS = ("reshape", "permute", "cast")
 _PARTS = ("slice", "concat", "gather", "broadcast_to")
 Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
-Unsupported = Callable[[DType, DType, DType, int, int], str]
 
 
-def weight_products(graph: Graph, limits: Sequence[Unsupported] = ()) -> Graph:
-    """The graph with such products, and remarks on quantized weights that are none.
-
-    `limits` say of the types of x, codes and scales, the length of a group and the depth why kernels do not read such
-    weights, or nothing.
-    """
+def weight_products(graph: Graph, kernels: KernelFacts) -> Graph:
+    """The graph with such products, and remarks on quantized weights that are none."""
 
     def note(node: Node, rewriter: GraphRewriter) -> Value | None:
-        found = _product(node, rewriter, limits)
+        found = _product(node, rewriter, kernels)
         if not isinstance(found, str):
             return found
         rewriter.advise(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
@@ -49,8 +42,8 @@ def weight_products(graph: Graph, limits: Sequence[Unsupported] = ()) -> Graph:
 
 def reads_weights(passes: TargetPasses, x: DType, codes: DType, scale: DType, group: int, depth: int) -> bool:
     """Whether products of rows of a type by such weights stay in graphs that take these passes of their targets."""
-    found = next((each.options for each in passes.before if each.run is weight_products), None)
-    return found is not None and not any(reason(x, codes, scale, group, depth) for reason in found["limits"])
+    found = next((each.kernels for each in passes.before if each.run is weight_products), None)
+    return found is not None and not any(reason(x, codes, scale, group, depth) for reason in found.weight_limits)
 
 
 def without_weight_products(graph: Graph) -> Graph:
@@ -58,7 +51,7 @@ def without_weight_products(graph: Graph) -> Graph:
     return apply_rules(graph, {"dequantized_matmul": [_product_of_floats]})
 
 
-def _product(node: Node, rewriter: GraphRewriter, limits: Sequence[Unsupported]) -> Value | str | None:
+def _product(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     if node.attributes["dtype"] is not None or not x.dtype.is_float or x.dtype.bits > 32:
@@ -72,20 +65,20 @@ def _product(node: Node, rewriter: GraphRewriter, limits: Sequence[Unsupported])
         return None
     codes, scale, zero = (*arrays, None)[:3]
     assert codes is not None and scale is not None
-    if codes.size < LEAST_ELEMENTS:
+    if codes.size < kernels.weight_elements:
         return None
     if w.rank != 2:
         return f"they have {w.rank} dimensions"
     part = next((view.op for view in chain[1:] if view.op in _PARTS), None)
     if part is not None:
         return f"{part} is between them and the product"
-    found = _by_columns(codes, scale, zero, chain[1:], bool(node.attributes["transpose_b"]))
+    found = _by_columns(codes, scale, zero, chain[1:], bool(node.attributes["transpose_b"]), kernels.weight_group)
     found = found if isinstance(found, str) else canonical(*found)
     if isinstance(found, str):
         return found
     codes, scale, depth = found[0], found[1], found[0].shape[1]
     types = (x.dtype, from_numpy(codes.dtype), from_numpy(scale.dtype))
-    reasons = [unsupported(*types, depth // scale.shape[1], depth) for unsupported in limits]
+    reasons = [unsupported(*types, depth // scale.shape[1], depth) for unsupported in kernels.weight_limits]
     if any(reasons):
         return next(reason for reason in reasons if reason)
     names = (f"{w.name}.codes", f"{w.name}.scales", f"{w.name}.zeros")
@@ -110,9 +103,9 @@ def _chain(value: Value, rewriter: GraphRewriter) -> list[Node] | None:
 
 
 def _by_columns(
-    codes: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, views: list[Node], transposed: bool
+    codes: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, views: list[Node], transposed: bool, least: int
 ) -> Weights | str:
-    """Weights [columns, depth], and scales and zero points [columns, groups]; or why there are none."""
+    """Weights [columns, depth], scales and zero points [columns, groups] of `least` steps; or why there are none."""
 
     def moved(array: np.ndarray) -> np.ndarray:
         found = reduce(_viewed, views, np.broadcast_to(array, codes.shape))
@@ -121,7 +114,7 @@ def _by_columns(
     matrix, scales, zeros = moved(codes), moved(scale), None if zero is None else moved(zero)
     group = _run(scales, matrix.shape[1])
     group = group if zeros is None else gcd(group, _run(zeros, matrix.shape[1]))
-    if group < LEAST_GROUP:
+    if group < least:
         return "their scales or zero points differ from step to step of the depth"
     zeros = None if zeros is None else np.ascontiguousarray(zeros[:, ::group])
     return np.ascontiguousarray(matrix), np.ascontiguousarray(scales[:, ::group]), zeros

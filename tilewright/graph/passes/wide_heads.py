@@ -7,10 +7,13 @@ that depth, so they are written down: where no kernel has room for a head in any
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
@@ -18,29 +21,26 @@ _MOST_SCORE_BYTES = 1 << 30  # bytes of scores that are written down although a 
 _TIMES_OPERANDS = 8  # and so many times those of the operands and the result
 
 
-def separate_wide_heads(graph: Graph, widest: int, in_registers: int) -> Graph:
+def separate_wide_heads(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with attention of wide heads separated; the same graph when there is none.
 
-    `widest`: bytes of the widest head for which there is a kernel.  Wider ones are separated in any case; narrower ones
-    of more numbers than a kernel has `in_registers` where these have 32 bits and more and the scores take little
+    Heads of more bytes than the `widest_head` of a kernel are separated in any case; narrower ones of more numbers than
+    a `register_head` where these have 32 bits and more and the scores take little
     memory.  Floats of 16 bits are multiplied as float32, so that scores are not rounded. Remarks name what was
     separated, and the bytes of its scores.
     """
-
-    def separated(node: Node, rewriter: GraphRewriter) -> Value | None:
-        return _separated(node, rewriter, widest, in_registers)
-
-    return apply_rules(graph, {"attention": [separated]})
+    return apply_rules(graph, {"attention": [partial(_separated, kernels=kernels)]})
 
 
-def _separated(node: Node, rewriter: GraphRewriter, widest: int, in_registers: int) -> Value | None:
+def _separated(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     query, key, values, bias = (*node.inputs, None)[:4]
     assert query is not None and key is not None and values is not None
     (batch, heads, rows, size), (groups, keys) = query.shape, key.shape[1:3]
     dtype = query.dtype if query.dtype.itemsize >= 4 else float32
     most = max(upper_bound(size), upper_bound(values.shape[3]))
     scores_bytes = upper_bound(product([batch, heads, rows, keys])) * dtype.itemsize
-    if most * query.dtype.itemsize <= widest and not (most > in_registers and _is_cheap(node, scores_bytes)):
+    separates = most > kernels.register_head and _is_cheap(node, scores_bytes)
+    if most * query.dtype.itemsize <= kernels.widest_head and not separates:
         return None
     # Heads that share keys are rows of one product.
     together = simplify(lift(product([heads, rows])) // groups)

@@ -154,24 +154,22 @@ def _at_once(group: Group, anchor: Node, graph: Graph, target: Target) -> list[K
 
 def _scatter(node: Node, graph: Graph, target: Target) -> tuple[list[KernelCall], tuple[Value, ...]]:
     """A copy of the input (not when it is updated in place), then the updated slices; what lies between launches."""
-    source, indices, updates = (value for value in node.inputs)
-    assert source is not None and indices is not None and updates is not None
+    source, indices = node.inputs[:2]
+    assert source is not None and indices is not None
     axis = node.attributes["axis"]
-    calls: list[KernelCall] = []
-    if not writes_in_place(node, [node], graph):
-        calls.append(
-            elementwise_call([], [Result(source, node.output, dense_strides(source.shape))], graph.constants, target)
-        )
+    copied = Result(source, node.output, dense_strides(source.shape))
+    in_place = writes_in_place(node, [node], graph)
+    calls = [] if in_place else [elementwise_call([], [copied], graph.constants, target)]
     inner = product(source.shape[axis + 1 :])
-    pairs = simplify(lift(indices.shape[0]) * source.shape[axis] * inner)
-    if loops_of(target).together and node.op == "scatter_update":
+    if not loops_of(target).together:
+        return [*calls, _walked(node, inner)], ()
+    if node.op == "scatter_update":
         replacing, temporaries = _replaced(node, inner)
         return [*calls, *replacing], temporaries
-    if loops_of(target).together and _combines_in_memory(node):
+    if _combines_in_memory(node):
         return [*calls, _combined_in_memory(node, inner)], ()
-    if loops_of(target).together and upper_bound(pairs) <= _MOST_PAIRS:
-        return [*calls, _combined(node, inner)], ()
-    return [*calls, _walked(node, inner)], ()
+    pairs = simplify(lift(indices.shape[0]) * source.shape[axis] * inner)
+    return [*calls, (_combined if upper_bound(pairs) <= _MOST_PAIRS else _walked)(node, inner)], ()
 
 
 def _walked(node: Node, inner: Size) -> KernelCall:

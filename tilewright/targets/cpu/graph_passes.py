@@ -6,7 +6,7 @@ from tilewright.graph.passes.join_text_lookups import join_text_lookups
 from tilewright.graph.passes.lighten_loops import lighten_loops
 from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.narrow_recurrent import narrow_recurrent
-from tilewright.graph.passes.sorting import without_sorting
+from tilewright.graph.passes.sorting import sorting
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.weight_products import weight_products
 from tilewright.graph.target_passes import TargetPass, TargetPasses
@@ -15,18 +15,18 @@ from tilewright.targets.cpu.target import CPUTarget
 
 def graph_passes(target: CPUTarget) -> TargetPasses:
     """The passes around those of all graphs."""
-    narrow = {"types": target.narrow_products, "zeros_around": False, "computed": False}
+    kernels = target.kernels
     return TargetPasses(
         before=(
-            TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
+            TargetPass(narrow_products, kernels),  # first: what it leaves stays in floats
             TargetPass(narrow_recurrent),  # as products
-            TargetPass(weight_products, {"limits": ()}),  # what is still quantized is read as it is stored
-            TargetPass(without_sorting),  # few elements are compared; the kernel sorts longer rows
+            TargetPass(weight_products, kernels),  # what is still quantized is read as it is stored
+            TargetPass(sorting, kernels),  # few elements are compared; the kernel sorts longer rows
         ),
         after=(TargetPass(stage_reductions),),  # last: rows that one kernel reduces in several steps
         cut=(
             TargetPass(join_text_lookups),  # each that the host need not do joins a part
             TargetPass(lighten_loops),  # before what is taken out of a body is put into a part
         ),
-        kernels=target.kernels,
+        kernels=kernels,
     )

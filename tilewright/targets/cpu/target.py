@@ -15,6 +15,7 @@ from tilewright.forks import cached_property
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.settings import settings
+from tilewright.targets.kernels import CPU_KERNELS
 from tilewright.targets.machine import Machine, cpu_machine
 
 _LINUX_X86, _LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
@@ -58,7 +59,6 @@ class CPUTarget:
     largest_grid = (2**31 - 1,) * 3
     warp_threads = 1
     tf32 = False  # float32 multiplies as float32
-    kernels = KernelFacts(row_programs=True, row_elements=16384, channels=16, block_queries=64, block_keys=128)
 
     @classmethod
     def host(cls) -> CPUTarget:
@@ -235,9 +235,9 @@ class CPUTarget:
         return group if depth % group == 0 else 1
 
     @property
-    def narrow_products(self) -> frozenset[DType]:
-        """uint8, which x86 multiplies by int8."""
-        return frozenset({dtypes.uint8}) if self.is_x86 else frozenset()
+    def kernels(self) -> KernelFacts:
+        """What the library's kernels take: x86 multiplies uint8 by int8."""
+        return replace(CPU_KERNELS, narrow_types=frozenset({dtypes.uint8} if self.is_x86 else ()))
 
     def group_of_sums(self, dtype: DType, pairs_fit: bool = False) -> int:
         """Products that vectors of int32 or float32 add at once, for a left operand of this type; 1: one.

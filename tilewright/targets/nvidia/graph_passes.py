@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.extremes_of_parts import extremes_of_parts
@@ -15,56 +14,48 @@ from tilewright.graph.passes.padded_pools import padded_pools
 from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes, pools_of_volumes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.scatters import scatters_at_once
-from tilewright.graph.passes.sorting import sorting_by_networks
+from tilewright.graph.passes.sorting import sorting
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.transposed_products import transposed_products
 from tilewright.graph.passes.trees import trees_as_steps
 from tilewright.graph.passes.weight_products import weight_products, without_weight_products
 from tilewright.graph.passes.wide_heads import separate_wide_heads
 from tilewright.graph.target_passes import TargetPass, TargetPasses
-from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 
 def graph_passes(target: NvidiaTarget) -> TargetPasses:
     """The passes around those of all graphs."""
     kernels = target.kernels
-    planes = {"columns": kernels.plane_columns, "taps": kernels.plane_taps, "shared_taps": kernels.shared_taps}
-    heads = {"widest": kernels.widest_head, "in_registers": kernels.register_head}
-    rows, norms = {"row_bytes": kernels.row_bytes}, {"rows": kernels.normed_rows}
-    tiles = {**rows, "columns": kernels.tile_columns}
-    narrow = {"types": target.narrow_products, "zeros_around": True, "computed": True}
-    weights = TargetPass(without_weight_products, required=True)
-    if target.wgmma:
-        weights = TargetPass(weight_products, {"limits": (unsupported,)})
-    transposed = {*((float16, bfloat16) if target.wgmma else ()), *(() if target.tf32 else (float32,))}
+    weights = TargetPass(weight_products, kernels)
+    if not target.wgmma:
+        weights = TargetPass(without_weight_products, required=True)
     return TargetPasses(
         before=(
-            TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
+            TargetPass(narrow_products, kernels),  # first: what it leaves stays in floats
             TargetPass(fold_zero_points),  # of its products
             weights,  # what is still quantized is read as it is stored, where there is wgmma
-            TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
+            TargetPass(sorting, kernels, required=True),  # the kernels sort 32 bits along the last dimension
             TargetPass(scatters_at_once),  # before constants are folded: what it adds is elementwise
-            TargetPass(convolutions_of_planes, {**planes, "exact": not target.tf32}),  # tensor cores want channels last
+            TargetPass(convolutions_of_planes, kernels),  # tensor cores want channels last
             TargetPass(extremes_of_parts),  # a launch for all parts
             TargetPass(padded_pools),  # before the others read what a launch has padded
-            TargetPass(pools_of_volumes),  # before others become pools of images
+            TargetPass(pools_of_volumes, kernels),  # before others become pools of images
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
             TargetPass(trees_as_steps, required=True),  # nor of trees
             TargetPass(unrolled, required=True),  # few steps are faster as products
         ),
         after=(
             TargetPass(pools_of_planes),  # after channels are last elsewhere
-            TargetPass(separate_wide_heads, heads),  # into products, before those are looked at
+            TargetPass(separate_wide_heads, kernels),  # into products, before those are looked at
             TargetPass(canonicalize),  # the permutes around pools cancel
-            *((TargetPass(align_products, tiles),) if target.wgmma else ()),  # of products in their final form
+            *((TargetPass(align_products, kernels),) if target.wgmma else ()),  # of products in their final form
             # What is copied for its rows is not read as it lies.
-            TargetPass(transposed_products, {"types": frozenset(transposed), **tiles}),
-            *(
-                (TargetPass(prepare_norms, norms, required=True),) if kernels.normed_rows else ()
-            ),  # they find their products
+            TargetPass(transposed_products, kernels),
+            # They find their products.
+            *((TargetPass(prepare_norms, kernels, required=True),) if kernels.normed_rows else ()),
             TargetPass(stage_reductions),  # rows that one kernel reduces in several steps
-            TargetPass(native_shapes, {"exact": not target.tf32, **rows}),  # last: it reports shapes that remain
+            TargetPass(native_shapes, kernels),  # last: it reports shapes that remain
         ),
         kernels=kernels,
     )

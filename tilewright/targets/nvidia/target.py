@@ -21,6 +21,7 @@ from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.gpu_program import LARGEST_GRID
 from tilewright.targets.kernels import GPU_KERNELS
 from tilewright.targets.machine import Machine, nvidia_machine
+from tilewright.targets.nvidia.quantized_weights import unsupported
 
 WARP_THREADS = 32
 
@@ -226,12 +227,6 @@ class NvidiaTarget:
         """Steps of the depth that lie side by side in panels: 1, since operands are taken as they lie."""
         return 1
 
-    @property
-    def narrow_products(self) -> frozenset[DType]:
-        """What tensor cores multiply: 8-bit integers of either sign, fp8 from sm_89 on."""
-        integers = {dtypes.uint8, dtypes.int8}
-        return frozenset(integers | {dtypes.float8e4nv, dtypes.float8e5} if self.fp8_mma else integers)
-
     def dot_rate(self, dtype: DType, group: int = 1) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:
@@ -242,8 +237,15 @@ class NvidiaTarget:
 
     @property
     def kernels(self) -> KernelFacts:
-        """What the library's kernels take: products compute norms where there is wgmma."""
-        return replace(GPU_KERNELS, normed_rows=8) if self.wgmma else GPU_KERNELS
+        """What the library's kernels take: with wgmma products compute norms, read quantized weights as they are stored
+        and 16-bit operands transposed; tensor cores multiply fp8 from sm_89 on."""
+        narrow, transposed = {dtypes.uint8, dtypes.int8}, set() if self.tf32 else {dtypes.float32}
+        if self.fp8_mma:
+            narrow |= {dtypes.float8e4nv, dtypes.float8e5}
+        found = replace(GPU_KERNELS, exact=not self.tf32, weight_limits=(unsupported,))
+        if self.wgmma:
+            found, transposed = replace(found, normed_rows=8), {*transposed, dtypes.float16, dtypes.bfloat16}
+        return replace(found, narrow_types=frozenset(narrow), transposed_types=frozenset(transposed))
 
     def machine(self) -> Machine:
         """The rates that estimates count with."""

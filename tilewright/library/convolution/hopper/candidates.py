@@ -10,7 +10,6 @@ import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.passes.fuse import SHORT_PIXEL
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.convolution.hopper import kernel as hopper
@@ -41,6 +40,7 @@ _LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
 _LARGEST_STEP = 8  # of a tensor copy
 _COPIED_ROW = 128  # bytes of a row of a tensor copy
 _MOST_ROW_COLUMNS = 256  # of a row of several pixels
+_SECTOR_BYTES = 32  # bytes of memory that are read at once
 _INTEGERS = (int8, uint8)
 
 
@@ -74,12 +74,13 @@ def is_mostly_zeros(anchor: Node, x: Value, w: Value) -> bool:
     return _Runs.of(anchor, x, w, 1).wide >= 2 * channels
 
 
-def has_short_rows(anchor: Node, x: Value, w: Value) -> bool:
+def has_short_rows(anchor: Node, x: Value, w: Value, target: Target) -> bool:
     """Whether a pixel's channels are so few that lines of windows are better read as runs of a copy of the image."""
     channels, (_, kernel_x) = w.shape[1], _window(w)
     assert isinstance(channels, int)
     whole = anchor.attributes["groups"] == 1 and x.rank == 4
-    return whole and kernel_x > 2 and channels * x.dtype.itemsize <= SHORT_PIXEL and not is_padded(x, w)
+    short = channels * x.dtype.itemsize <= target.kernels.copied_pixel
+    return whole and kernel_x > 2 and short and not is_padded(x, w)
 
 
 def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target) -> bool:
@@ -199,9 +200,9 @@ def _configs(
 
 
 def _is_overlapped(image: _Image) -> bool:
-    """Whether pixels are runs of memory that begin 32 bytes apart or less."""
+    """Whether pixels are runs of memory that begin in one sector or in neighbours."""
     apart = image.strides[2]
-    near = isinstance(apart, int) and apart * image.place.dtype.itemsize <= SHORT_PIXEL
+    near = isinstance(apart, int) and apart * image.place.dtype.itemsize <= _SECTOR_BYTES
     return near and expected(apart) < image.shape[3]
 
 

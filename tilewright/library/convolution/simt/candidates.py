@@ -66,7 +66,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     copied = hopper_candidates(group, moves, graph, slots, target)
     if copied and is_padded(x, w):
         copied += hopper_rows(group, moves, graph, target)
-    if copied and has_short_rows(anchor, x, w):
+    if copied and has_short_rows(anchor, x, w, target):
         copied += hopper_candidates(group, moves, graph, slots, target, runs=True)
     found = []
     if is_pointwise(anchor, w):
