@@ -20,11 +20,13 @@ from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
 from tilewright.graph.kernel_facts import KernelFacts  # noqa: E402
 from tilewright.graph.passes.sorting import sorting  # noqa: E402
+from tilewright.graph.pipeline import optimize  # noqa: E402
 from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E402
 from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
 from tilewright.targets.cpu.backend import CPUBackend  # noqa: E402
 from tilewright.targets.kernels import CPU_KERNELS, GPU_KERNELS  # noqa: E402
+from tilewright.targets.registry import get_targets, graph_passes  # noqa: E402
 
 NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 
@@ -216,6 +218,14 @@ def test_gpus_compare_the_pairs_of_few_long_rows(
         numbers = odd_numbers(rng, BY_NAME[name], shape)
         found = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0)).run({"x": numbers})["y"]
         np.testing.assert_array_equal(found, expected(numbers, 1, shape[1] - 1, False))
+
+
+@pytest.mark.parametrize(("targets", "compared"), [(["cuda:sm_90a"], True), (["cpu", "cuda:sm_90a"], False)])
+def test_pairs_are_compared_where_that_is_faster_on_all_targets(targets: list[str], compared: bool) -> None:
+    b = GraphBuilder("rows")
+    b.output(b.op("argsort", [b.input("x", float32, (2, 2_000))], axis=1, count=2_000), "y")
+    graph = optimize(b.finish(), graph_passes(get_targets(targets)))
+    assert any(node.op == "argsort" for node in graph.nodes) != compared
 
 
 @pytest.mark.parametrize("name", ["int8", "bfloat16", "uint16", "float32"])

@@ -54,7 +54,7 @@ class EpilogueParts:
         """What it takes."""
         return EpilogueCost(
             self.bias + (self.scale_b == "column"), int(self.residual), int(bool(self.activation or self.gate)),
-            int(self.scale_a == "row"), (8.0, 1.0, 3.0), not (self.operands or self.activation or self.gate),
+            int(self.scale_a == "row"), not (self.operands or self.activation or self.gate),
             bool(self.gate), self.scale_a == "block",
         )  # fmt: skip
 
