@@ -143,6 +143,12 @@ def _other_calls() -> Iterator[tuple[str, Call]]:
     """Operations through small graphs, by groups, and of any function."""
     q, pool = _array(bfloat16, 8, 16, 128), _array(bfloat16, 8, 4, 2048, 128)
     yield "decode_attention", lambda: ops.decode_attention(q, pool, pool)
+    tokens, pages = _array(bfloat16, 200, 16, 128), _array(bfloat16, 4096, 4, 128)
+    tables, starts, lengths = _array(int32, 8, 64), _array(int32, 9), _array(int32, 8)
+    yield (
+        "paged_attention",
+        lambda: ops.paged_attention(tokens, pages, pages, tables, starts, lengths, page=16),
+    )
     image, filters = _array(float16, 4, 56, 56, 64), _array(float16, 128, 64, 3, 3)
     yield "conv2d", lambda: ops.conv2d(image, filters, padding=1)
     a, b, ends = _array(bfloat16, 1000, 512), _array(bfloat16, 8, 512, 256), _array(int32, 8)

@@ -12,12 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.host.test_paged_attention import bound, draw_inputs, plain
 from tilewright import ops
 from tilewright.dtypes import float16
 from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph import semantics
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.launch.jit import JITFunction
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.candidate import Table
 from tilewright.ops import arrays, attentions, calls, choosing, grouped
@@ -104,6 +106,64 @@ def test_decoding_is_one_kernel_for_all_scales(rng: np.random.Generator) -> None
         for prepared in list(calls._PREPARED.values())[-2:]
     )
     assert first and first == second
+
+
+def test_the_first_launch_begins_when_all_in_front_has_ended(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Kernels of decoding read keys before those in front have ended, which may still write them."""
+    seen: list[bool | None] = []
+    launch = JITFunction.__getitem__
+
+    def recorded(kernel: JITFunction, grid: Any) -> Any:
+        run = launch(kernel, grid)
+        return lambda *given, **options: (seen.append(options.get("dependent_launch")), run(*given, **options))
+
+    monkeypatch.setattr(JITFunction, "__getitem__", recorded)
+    q, k = (rng.standard_normal(shape).astype(np.float16) for shape in ((1, 2, 64), (1, 2, 70, 64)))
+    ops.decode_attention(q, k, k)
+    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((12, 64), (64, 40)))
+    ops.rms_norm_matmul(x, w)
+    assert seen == [False, False, None]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("form", [(4, 2, 64, 64, 16, 0, 0.0), (4, 4, 24, 16, 8, 0, 0.0), (6, 2, 64, 64, 16, 33, 20.0)])
+def test_attention_over_pages(form, dtype, rng: np.random.Generator) -> None:
+    """Few new tokens, chunks of prompts, and sequences without new tokens; NaN where no token is."""
+    _, _, width, _, page, window, softcap = form
+    for batch in (([1, 3, 0], [40, 9, 20]), ([5, 1], [70, 1]), ([1] * 3, rng.integers(1, 90, 3).tolist())):
+        given = draw_inputs(rng, form, batch)
+        given |= {name: given[name].astype(dtype) for name in ("q", "keys", "values")}
+        exact = plain(given, form)
+        found = ops.paged_attention(*given.values(), page=page, window=window, softcap=softcap)
+        unit = float(ml_dtypes.finfo(dtype).eps)
+        np.testing.assert_allclose(found.astype(np.float64), exact, rtol=0, atol=bound(given, unit))
+    hopper = dtype != np.float32 and width == 64
+    assert names() == ["hopper paged attention" if hopper else "paged attention"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tables": np.zeros((2, 3), np.int64)}, "tables must be int32"),
+        ({"lengths": np.zeros(3, np.int32)}, "do not fit each other"),
+        ({"keys": np.zeros((32, 3, 16), np.float16)}, "do not fit each other"),
+        ({"q": np.zeros((4, 16), np.float16)}, "q has 3 dimensions"),
+        ({"q": np.zeros((0, 4, 16), np.float16), "page": 0}, "do not fit each other.*page"),
+        ({"scale": float("nan")}, "scale is a finite number"),
+        ({"out": np.zeros((4, 4, 8), np.float16)}, "out must be"),
+    ],
+)
+def test_pages_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "q": np.zeros((4, 4, 16), np.float16), "keys": np.zeros((32, 2, 16), np.float16),
+        "values": np.zeros((32, 2, 16), np.float16), "tables": np.zeros((2, 3), np.int32),
+        "starts": np.array([0, 1, 4], np.int32), "lengths": np.array([5, 3], np.int32), "page": 16,
+    }  # fmt: skip
+    assert not ops.paged_attention(**given).any()
+    with pytest.raises(LaunchError, match=message):
+        ops.paged_attention(**{**given, **change})
 
 
 @pytest.mark.parametrize(("rows", "dtype", "count"), [(3, ml_dtypes.bfloat16, 1), (12, np.float16, 2)])
@@ -208,10 +268,12 @@ def test_custom_operators() -> None:
     x, w = torch.randn(2, 7, 6, 16, **half), torch.randn(24, 16, 3, 3, **half)
     q, k = torch.randn(2, 4, 64, **half), torch.randn(2, 2, 30, 64, **half)
     rows, b = torch.randn(3, 64, **half), torch.randn(40, 64, **half)
+    indices = [torch.tensor(x, dtype=torch.int32) for x in ([[1], [0]], [0, 1, 3], [9, 2])]
     calls_of = {
         op.conv2d: (x, w, None, [2, 1], [1, 0]),
         op.decode_attention: (q, k, k),
         op.rms_norm_matmul: (rows, b.t()),
+        op.paged_attention: (rows.view(3, 4, 16), *[torch.ones(32, 2, 16, **half)] * 2, *indices, 16),
     }
     for call, arguments in calls_of.items():
         found = call(*arguments)
@@ -243,6 +305,26 @@ def test_operator_refuses_the_same_of_fake_tensors(change: dict, message: str) -
         given = [torch.zeros(shape, dtype=torch.float16, device=device) for shape in shapes]
         with pytest.raises(LaunchError, match=message):
             torch.ops.tilewright.conv2d(*given, **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"q": (4, 16)}, {"keys": (32, 3, 16)}, {"values": (16, 2, 16)}, {"starts": (2,)}, {"tables": (3, 3)}, {"page": 0}],
+)
+def test_operator_refuses_the_same_pages_of_fake_tensors(change: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    import tilewright.ops.torch_library  # noqa: F401  (registers the operators)
+
+    pool: dict[str, Any] = {"q": (4, 4, 16), "keys": (32, 2, 16), "values": (32, 2, 16)}
+    options = {**pool, "tables": (2, 3), "starts": (3,), "lengths": (2,), "page": 16, **change}
+    page = options.pop("page")
+    for device in ("cpu", "meta"):
+        given = [
+            torch.zeros(shape, dtype=torch.float16 if name in pool else torch.int32, device=device)
+            for name, shape in options.items()
+        ]
+        with pytest.raises(LaunchError):
+            torch.ops.tilewright.paged_attention(*given, page)
 
 
 def test_close_candidates_are_timed_once(

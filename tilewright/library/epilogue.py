@@ -19,7 +19,7 @@ from tilewright.language.function import SourceFunction
 _ISSUED = 128  # instructions of a multiprocessor and clock
 # Instructions for an element.  ptxas 13.5 writes, for sm_90a, 1 to 2.3 for an operand by column, 3.7 to 5.9 for one by
 # element, and 6 for gelu, of which one takes as long as eight.
-_ACTIVATION, _LINE, _ELEMENT, _EXACT_ACTIVATION = 9, 2, 5, 50
+_OF_ACTIVATION, _OF_LINE, _OF_ELEMENT, _OF_EXACT_ACTIVATION = 9, 2, 5, 50
 
 
 @tilewright.jit
@@ -49,12 +49,12 @@ class EpilogueCost:
     def work(self) -> float:
         """Clocks of a multiprocessor for an element."""
         lines = self.column_loads + self.row_loads
-        return (_ACTIVATION * self.activations + _LINE * lines + _ELEMENT * self.element_loads) / _ISSUED
+        return (_OF_ACTIVATION * self.activations + _OF_LINE * lines + _OF_ELEMENT * self.element_loads) / _ISSUED
 
     @property
     def exact_work(self) -> float:
         """The same where activations are exact, as plain kernels have them."""
-        return _EXACT_ACTIVATION * self.activations / _ISSUED
+        return _OF_EXACT_ACTIVATION * self.activations / _ISSUED
 
 
 @dataclass(frozen=True)

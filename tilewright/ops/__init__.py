@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tilewright.ops.functions import elementwise as elementwise
     from tilewright.ops.grouped import grouped_matmul as grouped_matmul
     from tilewright.ops.normed import rms_norm_matmul as rms_norm_matmul
+    from tilewright.ops.paged import paged_attention as paged_attention
     from tilewright.ops.products import MatmulPlan as MatmulPlan
     from tilewright.ops.products import explain_matmul as explain_matmul
     from tilewright.ops.products import interleave_gate as interleave_gate
@@ -47,6 +48,7 @@ _EXPORTS = {
     "layer_norm": "rows",
     "matmul": "products",
     "pack_weights": "dequantized",
+    "paged_attention": "paged",
     "plan_matmul": "products",
     "reduce": "reductions",
     "rms_norm": "rows",
@@ -55,8 +57,8 @@ _EXPORTS = {
 }
 __all__ = [
     "MatmulPlan", "PackedWeights", "attention", "conv2d", "decode_attention", "dequantized_matmul", "elementwise",
-    "explain_matmul", "grouped_matmul", "interleave_gate", "layer_norm", "matmul", "pack_weights", "plan_matmul",
-    "reduce", "rms_norm", "rms_norm_matmul", "softmax",
+    "explain_matmul", "grouped_matmul", "interleave_gate", "layer_norm", "matmul", "pack_weights", "paged_attention",
+    "plan_matmul", "reduce", "rms_norm", "rms_norm_matmul", "softmax",
 ]  # fmt: skip
 
 

@@ -81,9 +81,9 @@ class Prepared:
         self._add_memory(places, self.between, out)
         if self.ordinal is not None and not self.choices:
             self._choose(places, used)
-        for candidate in self.chosen:
+        for number, candidate in enumerate(self.chosen):
             self._add_memory(places, candidate.temporaries, out)
-            self._launch_all(candidate, places)
+            self._launch_all(candidate, places, number == 0)
         if self.tables:
             self._keep_for_graphs(used)
 
@@ -126,12 +126,14 @@ class Prepared:
         for index in close:
             candidate, memory = self.candidates[number][index], dict(own)
             self._add_memory(memory, candidate.temporaries, out)
-            runs[index] = partial(self._launch_all, candidate, memory)
+            runs[index] = partial(self._launch_all, candidate, memory, number == 0)
         return choosing.timed(runs, self.ordinal)
 
-    def _launch_all(self, candidate: Candidate, places: Mapping[Value, Any]) -> None:
-        for stage in candidate.stages:
-            self._launch(next(each for each in stage.calls if _applies(each)), places)
+    def _launch_all(self, candidate: Candidate, places: Mapping[Value, Any], first: bool) -> None:
+        """The launches of a group.  As in engines the first of an operation begins when all in front of it has ended:
+        kernels that start early read what the operation is given, which others may still write."""
+        for number, stage in enumerate(candidate.stages):
+            self._launch(next(each for each in stage.calls if _applies(each)), places, first and number == 0)
 
     def _keep_for_graphs(self, used: Sequence[ArrayView]) -> None:
         """A graph that captures the launches reads the tables at every replay, and may outlive this entry."""
@@ -141,7 +143,7 @@ class Prepared:
         if any(arrays.capturing(arrays.stream_of([found]), self.ordinal) for found in streamed):
             _CAPTURED[id(self)] = self
 
-    def _launch(self, call: KernelCall, places: Mapping[Value, Any]) -> None:
+    def _launch(self, call: KernelCall, places: Mapping[Value, Any], first: bool) -> None:
         kernel = call.kernel
         assert isinstance(kernel, JITFunction)
         constants, fixed, variadic = dict(call.constants), [], []
@@ -154,7 +156,8 @@ class Prepared:
                 fixed.append(self._argument(call.operands[parameter.name], places))
             elif not variadic and parameter.name in constants and not parameter.constexpr:
                 fixed.append(constants.pop(parameter.name))
-        options = call.options_for(arrays.target_at(self.ordinal))
+        target = arrays.target_at(self.ordinal)
+        options = call.options_for(target) | ({"dependent_launch": False} if first and target.dependent_launch else {})
         kernel[_numbers(call.grid)](*fixed, *variadic, **constants, **options)
 
     def _argument(self, operand: Operand, places: Mapping[Value, Any]) -> Any:

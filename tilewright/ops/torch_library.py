@@ -20,6 +20,7 @@ from tilewright import ops
 from tilewright.errors import LaunchError, brief
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.ops import convolutions
+from tilewright.ops.paged import RANKS
 
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32,
@@ -164,6 +165,25 @@ def _decoded(q: Tensor, k: Tensor, v: Tensor, bias: Any = None, scale: float | N
     _attended(q.unsqueeze(2), k, v)
     _fits("bias", bias, (q.shape[0], k.shape[2]))
     return q.new_empty(q.shape)
+
+
+def _over_pages(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, lengths: Tensor, page: int,
+    scale: float | None = None, window: int = 0, softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    given = {"q": q, "keys": keys, "values": values, "tables": tables, "starts": starts, "lengths": lengths}
+    for name, x in given.items():
+        _require(x.dim() == RANKS[name], f"{name} has {RANKS[name]} dimensions, got {list(x.shape)}")
+        _require_float(name, x, _FLOATS if x.dim() == 3 else (torch.int32,))
+    _require(q.dtype == keys.dtype == values.dtype, "q, keys and values must have one element type")
+    _require(page >= 1 and window >= 0, f"page={page} and window={window}: expected whole numbers from 1 and from 0")
+    shapes = f"these do not fit each other: {', '.join(f'{name} {list(x.shape)}' for name, x in given.items())}"
+    for one, other in ((keys.shape[2], q.shape[2]), (keys.shape[0], values.shape[0]), (keys.shape[1], values.shape[1])):
+        _require_symbolic(one == other, shapes)
+    _require_symbolic(q.shape[1] % keys.shape[1] == 0, shapes)
+    _require_symbolic(tables.shape[0] == lengths.shape[0], shapes)
+    _require_symbolic(starts.shape[0] == lengths.shape[0] + 1, shapes)
+    return q.new_empty((*q.shape[:2], values.shape[2]))
 
 
 def _convolved(
@@ -327,6 +347,24 @@ def attention_lse(
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """`ops.decode_attention`."""
     return ops.decode_attention(q.contiguous(), k.contiguous(), v.contiguous(), bias=_row(bias), scale=scale)
+
+
+@_operator("paged_attention", _over_pages)
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    page: int,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """`ops.paged_attention`."""
+    given = (x.contiguous() for x in (q, keys, values, tables, starts, lengths))
+    return ops.paged_attention(*given, page=page, scale=scale, window=window, softcap=softcap)
 
 
 @_operator("conv2d", _convolved)

@@ -89,7 +89,7 @@ def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: NvidiaOp
     return replace(
         lowered,
         cooperative=lowered.cooperative or options.cooperative,
-        dependent_launch=lowered.dependent_launch or (options.early and target.dependent_launch),
+        dependent_launch=not options.late and (lowered.dependent_launch or (options.early and target.dependent_launch)),
     )
 
 

@@ -22,7 +22,8 @@ class NvidiaOptions:
 
     `num_warps` and `cluster` count where the kernel does not say them itself, `num_stages` (0: the compiler's choice)
     for loops that do not.  Without `fuse` every product is rounded before it is added to something.  A kernel with
-    `early` may start before the one ahead of it has ended, which with `wait_at_entry` it waits for itself.
+    `early` may start before the one ahead of it has ended, which with `wait_at_entry` it waits for itself; with
+    `late` it does not, even if its code waits.
     `grid_axes` says which axis of the launch is which of the kernel's grid (`passes.grid_axes`).
     `keep_texts` adds the texts of all stages to the binary.
     """
@@ -33,6 +34,7 @@ class NvidiaOptions:
     fuse: bool = True
     cooperative: bool = False
     early: bool = False
+    late: bool = False
     wait_at_entry: bool = False
     grid_axes: Axes = PLAIN
     keep_texts: bool = False
@@ -52,6 +54,7 @@ class NvidiaOptions:
             fuse=bool(given.get("enable_fp_fusion", True)),
             cooperative=bool(given.get("launch_cooperative_grid")),
             early=any(given.get(name) for name in ("dependent_launch", "launch_pdl", "wait_at_entry")),
+            late=given.get("dependent_launch") is False,
             wait_at_entry=bool(given.get("wait_at_entry")),
             grid_axes=tuple(given.get("grid_axes", PLAIN)),
             keep_texts=bool(given.get("keep_texts")),
