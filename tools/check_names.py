@@ -4,7 +4,7 @@
 
 - No two files of the library have a class, or a public constant, of the same name.  Aliases (``Number = Union[…]``) are
   not classes.  Constants are names in capitals whose values are numbers, texts or tuples of such.  One that begins with
-  an underscore is its file's own: several files of a package of `ONE_MEANING` may have it, with one value.  Names that
+  an underscore is its file's own: several files of a package may have it, with one value.  Names that
   others lay down are in `EXCEPTIONS`, with the reason.
 - No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
   and in capitals or not.  Such a word may be a part of a name (``runs_in_turns``).  This goes for the examples, too.
@@ -22,8 +22,6 @@ ROOT = Path(__file__).resolve().parents[1] / "tilewright"
 EXAMPLES = ROOT.parent / "examples"
 # name -> why several files may have it. An entry that is no longer needed fails the check.
 EXCEPTIONS: dict[str, str] = {}
-# Packages in which a private constant's name has one value.
-ONE_MEANING = frozenset("build engine launch library measure ops runtime targets".split())
 # Words that do not say what they name: half of a sentence that only its author has in mind.
 VAGUE = frozenset(
     "asked behind beside both dealt held kept meant posed rooms shown spelled taken told turns what".split()
@@ -68,15 +66,23 @@ def constants(paths: Iterable[Path]) -> dict[str, list[str]]:
     return found
 
 
-def several_values(paths: Iterable[Path], package: str) -> dict[str, list[str]]:
-    """Where each private constant of a package is defined that has several values there."""
+def several_values(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Where each private constant is defined that has several values in these files, those of a package."""
     found: dict[str, list[str]] = defaultdict(list)
     values: dict[str, set[str]] = defaultdict(set)
-    for name, value, place in _constants(path for path in paths if package in path.parts):
+    for name, value, place in _constants(paths):
         if name.startswith("_"):
             found[name].append(place)
             values[name].add(value)
     return {name: places for name, places in found.items() if len(values[name]) > 1}
+
+
+def _packages(paths: Iterable[Path], root: Path) -> list[list[Path]]:
+    """The files of each folder in the root, with those of its folders."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(paths):
+        found[path.relative_to(root).parts[0]].append(path)
+    return list(found.values())
 
 
 def _constants(paths: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
@@ -108,16 +114,16 @@ def _is_literal(value: ast.expr | None) -> bool:
     return bool(parts) and not any(isinstance(part, (ast.Name, ast.Call, ast.Dict, ast.Lambda)) for part in parts)
 
 
-def problems(paths: Iterable[Path]) -> Iterator[str]:
-    """What is wrong with the names of some files."""
+def problems(paths: Iterable[Path], root: Path = ROOT) -> Iterator[str]:
+    """What is wrong with the names of some files below a root, whose folders are packages."""
     paths = list(paths)
     found = [*classes(paths).items(), *constants(paths).items()]
     repeated = {name: places for name, places in found if len(places) > 1}
     for name, places in sorted(repeated.items()):
         if name not in EXCEPTIONS:
             yield f"{name}: {', '.join(places)}: qualify the names, or merge what is the same"
-    for package in sorted(ONE_MEANING):
-        for name, places in several_values(paths, package).items():
+    for package in _packages(paths, root):
+        for name, places in several_values(package).items():
             yield f"{name}: {', '.join(places)}: a name has one value in a package; say what each of them is"
     for place in vague_names(paths):
         yield f"{place}: name what it holds; this word says only half (see VAGUE in tools/check_names.py)"

@@ -68,7 +68,7 @@ def mebibytes(count: int) -> str:
         ),
         (
             "`config.json` and the index of shards; header of a safetensors file",
-            f"{mebibytes(huggingface._LARGEST_JSON)}; {mebibytes(huggingface._LARGEST_HEADER)}",
+            f"{mebibytes(huggingface._LARGEST_CONFIG)}; {mebibytes(huggingface._LARGEST_HEADER)}",
         ),
         (
             "operations in one fused kernel",

@@ -21,7 +21,7 @@ MOST_INSTRUCTIONS = 20_000  # instructions of a program
 _MOST_STEPS = 4096  # that a pattern remembers
 _FIRST = frozenset([0])
 _MOST_REPEATS = 1000  # as in RE2
-_DEEPEST = 100  # groups inside each other
+_DEEPEST_GROUP = 100  # groups inside each other
 
 Letters = Callable[[str], bool]  # whether a letter is one of a set
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
@@ -143,8 +143,8 @@ class _PatternReader:
     def group(self) -> Tree:
         """Choices up to a closing parenthesis or the end; flags that are set inside end with it."""
         flags, self.depth = self.flags, self.depth + 1
-        if self.depth > _DEEPEST:
-            raise self.error(f"groups are more than {_DEEPEST} deep")
+        if self.depth > _DEEPEST_GROUP:
+            raise self.error(f"groups are more than {_DEEPEST_GROUP} deep")
         choices: list[Tree] = []
         parts: list[Tree] = []
         while self.peek() not in ("", ")"):

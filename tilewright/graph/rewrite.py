@@ -24,8 +24,8 @@ Rules = Mapping[str, Sequence[Rule]]  # by op name
 
 PERMUTED = ".permuted"  # follows the name of a value whose axes have another order than the model's
 _MOST_SWEEPS = 64
-_DEEPEST = 8  # nodes in the chain that computes a constant
-_COMPUTED = ("reshape", "permute", "slice", "cast", "broadcast_to", "subtract", "add")
+_LONGEST_CHAIN = 8  # nodes in the chain that computes a constant
+_COMPUTED_OPS = ("reshape", "permute", "slice", "cast", "broadcast_to", "subtract", "add")
 _LARGEST_UNIFORM = 1 << 16  # constants above this many elements are not searched for a common value
 
 
@@ -187,11 +187,11 @@ class GraphRewriter:
         return float(node.attributes["value"]) if node is not None else None
 
 
-def computed_constant(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> np.ndarray | None:
+def computed_constant(value: Value | None, rewriter: GraphRewriter, depth: int = _LONGEST_CHAIN) -> np.ndarray | None:
     """The elements of a constant, or of what is moved, cast, added and subtracted of constants alone."""
     found = rewriter.constant(value)
     node = rewriter.producer(value)
-    if found is not None or node is None or depth == 0 or node.op not in _COMPUTED:
+    if found is not None or node is None or depth == 0 or node.op not in _COMPUTED_OPS:
         return found
     if any(isinstance(item, Expression) for item in (*node.output.shape, *node.attributes.values())):
         return None  # only the run knows its sizes or bounds

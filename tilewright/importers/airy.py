@@ -11,7 +11,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.special import polynomial
 
 _SERIES_TO = 2.0
-_POINTS = 40
+_QUADRATURE_POINTS = 40
 _ENDS = 103.892  # PyTorch's results are 0 beyond it
 _AT_ZERO = (3 ** (-2 / 3) / math.gamma(2 / 3), 3 ** (-1 / 3) / math.gamma(1 / 3))  # Ai(0) and -Ai'(0)
 
@@ -26,7 +26,7 @@ def airy_ai(emit: Emitter, x: Value) -> Value:
     size = emit.op("maximum", emit.op("absolute", x), _SERIES_TO)
     root = emit.op("sqrt", size)
     z = emit.op("multiply", emit.op("multiply", size, root), 2 / 3)
-    points, weights = _gauss_laguerre(_POINTS, -1 / 6)
+    points, weights = _gauss_laguerre(_QUADRATURE_POINTS, -1 / 6)
     ratio = emit.op("divide", emit.constant(points / 2), emit.unsqueeze(z, x.rank))
     right = emit.op("multiply", _mean(emit, emit.op("power", emit.op("add", ratio, 1.0), -1 / 6), weights), 0.5)
     right = emit.op("multiply", right, emit.op("exp", emit.op("negate", z)))

@@ -12,10 +12,10 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.special import polynomial
 
 _HANKEL_FROM = 25.0  # where Hankel's series begin
-_TERMS = 24
+_SERIES_TERMS = 24
 _CLOSE = 5.0  # up to where power series serve
 _EULER = 0.5772156649015329
-_POINTS = 80  # of a whole turn: what is left out of J_n is of the order of J_80(25)
+_TURN_POINTS = 80  # of a whole turn: what is left out of J_n is of the order of J_80(25)
 
 
 def bessel_j(emit: Emitter, x: Value, order: int) -> Value:
@@ -93,9 +93,9 @@ def _close_y(emit: Emitter, x: Value, order: int) -> Value:
 
 def _mean_over_turn(emit: Emitter, x: Value, order: int) -> Value:
     """The mean of cos(n t - x sin t): by symmetry of a quarter of a turn, cos(x sin t) or sin(x sin t) sin(t)."""
-    steps = np.arange(_POINTS // 4 + 1)
-    weights = np.where((steps == 0) | (steps == _POINTS // 4), 0.5, 1.0) * 4 / _POINTS
-    sines = np.sin(steps * 2 * math.pi / _POINTS)
+    steps = np.arange(_TURN_POINTS // 4 + 1)
+    weights = np.where((steps == 0) | (steps == _TURN_POINTS // 4), 0.5, 1.0) * 4 / _TURN_POINTS
+    sines = np.sin(steps * 2 * math.pi / _TURN_POINTS)
     angle = emit.op("multiply", emit.unsqueeze(x, x.rank), emit.constant(sines))
     return _sum(emit, emit.op("sin" if order else "cos", angle), weights * sines if order else weights)
 
@@ -125,7 +125,7 @@ def _phase(emit: Emitter, x: Value, order: int) -> tuple[Value, Value]:
 def _hankel(emit: Emitter, x: Value, order: int) -> tuple[Value, Value]:
     """P and Q of Hankel's series, whose terms are (4 n^2 - 1) (4 n^2 - 9) … / (k! (8 x)^k)."""
     terms = [1.0]
-    for k in range(1, _TERMS):
+    for k in range(1, _SERIES_TERMS):
         terms.append(terms[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))
     inverse = emit.op("reciprocal", emit.op("maximum", x, _HANKEL_FROM))
     square = emit.op("negate", emit.op("multiply", inverse, inverse))

@@ -15,7 +15,7 @@ from typing import Any
 from tilewright.errors import ImportModelError
 
 _KEY = "tokenizer.ggml"
-_CONTROL, _UNKNOWN, _BYTE = 3, 2, 6  # kinds of tokens
+_CONTROL, _UNKNOWN_TOKEN, _BYTE = 3, 2, 6  # kinds of tokens
 _MOST_LETTERS = 1024  # of a token: finding the merges of llama takes time by their square
 _SPACE = "\u2581"
 _LLAMA3 = (
@@ -42,7 +42,7 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> tuple[str, dict[str
     _check(metadata, tokens, path)
     kinds = list(metadata.get(f"{_KEY}.token_type") or [1] * len(tokens))
     content = (_bytes_of_gpt2 if model == "gpt2" else _pieces_of_llama)(metadata, list(tokens), kinds, path)
-    special = [(number, tokens[number]) for number, kind in enumerate(kinds) if kind in (_CONTROL, _UNKNOWN)]
+    special = [(number, tokens[number]) for number, kind in enumerate(kinds) if kind in (_CONTROL, _UNKNOWN_TOKEN)]
     content["added_tokens"] = [
         {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": True}
@@ -106,7 +106,7 @@ def _pieces_of_llama(metadata: Mapping[str, Any], tokens: list[str], kinds: list
     vocabulary = {text: number for number, text in enumerate(tokens)}
     found = []
     for text, number in vocabulary.items():
-        if kinds[number] in (_CONTROL, _UNKNOWN, _BYTE):
+        if kinds[number] in (_CONTROL, _UNKNOWN_TOKEN, _BYTE):
             continue
         for cut in range(1, len(text)):
             left, right = vocabulary.get(text[:cut]), vocabulary.get(text[cut:])

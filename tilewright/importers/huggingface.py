@@ -40,7 +40,7 @@ _DTYPES: dict[str, DType] = {
 }
 _STORED = {dtype.numpy: name for name, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100 << 20  # bytes, as the format says
-_LARGEST_JSON = 64 << 20  # bytes of config.json, or of the index of shards
+_LARGEST_CONFIG = 64 << 20  # bytes of config.json, or of the index of shards
 _MOST_PROBLEMS = 100  # missing and misshapen tensors, after which reading stops
 
 
@@ -111,9 +111,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     _check_file(path)
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST_JSON + 1)
-        if len(data) > _LARGEST_JSON:
-            raise ImportModelError(f"{path}: more than {_LARGEST_JSON} bytes")
+            data = file.read(_LARGEST_CONFIG + 1)
+        if len(data) > _LARGEST_CONFIG:
+            raise ImportModelError(f"{path}: more than {_LARGEST_CONFIG} bytes")
         content = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ImportModelError(f"{path}: cannot be read as JSON ({str(error)[:300]})") from error

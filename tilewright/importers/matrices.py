@@ -214,7 +214,10 @@ def _unrolled_cholesky(emit: Emitter, a: Value, order: int) -> Value:
     return columns[0] if order == 1 else emit.op("concat", *columns, axis=a.rank - 1)
 
 
-_TERMS, _SQUARES = 14, 40  # of the series for a norm up to 1/2, 2e-18 off; doublings of the argument up to 2^40
+_EXP_TERMS, _SQUARES = (
+    14,
+    40,
+)  # of the series for a norm up to 1/2, 2e-18 off; doublings of the argument up to 2^40
 
 
 def exponential(emit: Emitter, a: Value) -> Value:
@@ -231,7 +234,7 @@ def exponential(emit: Emitter, a: Value) -> Value:
     a = emit.op("multiply", a, emit.op("exp2", emit.op("negate", squares)))
     unit = emit.broadcast(emit.cast(identity(emit, order), float64), a.shape)
     found = unit
-    for term in range(_TERMS, 0, -1):
+    for term in range(_EXP_TERMS, 0, -1):
         found = emit.op("add", unit, emit.op("divide", emit.op("matmul", a, found), float(term)))
     for step in range(_SQUARES):
         wanted = emit.op("greater", squares, float(step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Unsupported
 
 _RANDOM = ("random numbers", "draw them outside of the model and give them as an input")
-_TRAINING = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
+_TRAINING_GRAPHS = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
 _MAPS = ("a dictionary as an input", "give its values as a tensor")
 _GENERATION = ("a loop that generates text", "export one step of the decoder, and keep the loop outside of the model")
 
@@ -13,7 +13,7 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
         "com.microsoft::BitmaskDropout", "com.microsoft::Sampling",
     ),
-    _TRAINING: ("ai.onnx.preview.training::Gradient",),
+    _TRAINING_GRAPHS: ("ai.onnx.preview.training::Gradient",),
     _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer"),
     _GENERATION: ("com.microsoft::BeamSearch", "com.microsoft::GreedySearch", "com.microsoft::WhisperBeamSearch"),
 }  # fmt: skip

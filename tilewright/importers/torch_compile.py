@@ -48,7 +48,7 @@ MOST_DIVISIONS = 12  # of one graph, in the search for the operations without wh
 _LISTED = 12  # operations that a report lists
 # Kept whole: the numbers of random operations are PyTorch's only where its own kernels draw them, and what PyTorch
 # decomposes attention on CPUs to does not give the sums that its backward operation reads.
-_WHOLE = (
+_WHOLE_NAMES = (
     "_scaled_dot_product_flash_attention_for_cpu", "bernoulli", "native_dropout", "normal", "rand_like", "randint",
     "randint_like", "randn_like", "uniform",
 )  # fmt: skip
@@ -149,7 +149,7 @@ def _tell_of_gradients() -> None:
 def decompositions() -> dict[Any, Any]:
     """Core ATen without the composites that the graph has ops for and those that PyTorch must run as they are."""
     table = dict(core_aten_decompositions())
-    for name in (*WHOLE_OPERATORS, *_WHOLE):
+    for name in (*WHOLE_OPERATORS, *_WHOLE_NAMES):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)

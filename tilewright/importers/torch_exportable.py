@@ -92,7 +92,7 @@ def whole_layers() -> Iterator[None]:
         yield
 
 
-_SOME, _UNKNOWN = 1, 2  # PyTorch's numbers of what overlaps
+_SOME, _UNKNOWN_OVERLAP = 1, 2  # PyTorch's numbers of what overlaps
 _overlap_of_fixed = torch._debug_has_internal_overlap
 
 
@@ -103,7 +103,7 @@ def _overlap(target: torch.Tensor) -> int:
         return int(_overlap_of_fixed(target))
     sizes = zip(target.shape, target.stride(), strict=True)
     expanded = any(isinstance(step, int) and not step and not (isinstance(n, int) and n < 2) for n, step in sizes)
-    return _SOME if expanded else _UNKNOWN
+    return _SOME if expanded else _UNKNOWN_OVERLAP
 
 
 def _shapes_of_layers(

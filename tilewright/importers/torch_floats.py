@@ -20,7 +20,7 @@ from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modu
 
 ROUNDED = ("RoundToInt", "FloorToInt", "CeilToInt", "TruncToInt")
 
-_MOST_SIZES = 1 << 20  # of a range that are tried
+_MOST_TRIED_SIZES = 1 << 20  # of a range that are tried
 _DENOMINATORS = (16, 128, 1024, 1 << 14)
 _ROUNDED_BY = {"RoundToInt": "round", "FloorToInt": "floor", "CeilToInt": "ceil"}
 _FOLDED = {"Add": "add", "Mul": "multiply", "Max": "maximum", "Min": "minimum"}
@@ -29,7 +29,7 @@ _OF_FLOATS = {"IntTrueDiv": "divide", "FloatTrueDiv": "divide", "OpaqueUnaryFn_s
 
 def in_whole_numbers(expression: Any, symbol: Any, size: Size, low: int, high: int) -> Size | None:
     """The formula for a rounded float of one size, `symbol`, from `low` to `high`; None where none is found."""
-    if high - low >= _MOST_SIZES:
+    if high - low >= _MOST_TRIED_SIZES:
         return None
     sizes = np.arange(low, high + 1)
     try:

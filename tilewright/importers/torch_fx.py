@@ -203,7 +203,7 @@ def _fake(argument: Any) -> Any:
 
 
 Rule = Callable[..., Any]
-_UNKNOWN = 1024  # stands for a size that depends on data where sizes are compared
+_UNKNOWN_SIZE = 1024  # stands for a size that depends on data where sizes are compared
 _MAY_BE_NEGATIVE = (
     "a number read out of a tensor, which may be negative, stands where this operation needs a size",
     "say that it is not: torch._check(number >= 0)",
@@ -471,7 +471,7 @@ def hint_of(size: Any) -> int:
     """A size or stride as a number for comparisons."""
     if isinstance(size, int):
         return size
-    value = size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, sympy.Integer(_UNKNOWN)))
+    value = size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, sympy.Integer(_UNKNOWN_SIZE)))
     return int(size.node.hint) if size.node.has_hint() else int(value)
 
 

@@ -16,8 +16,8 @@ from tilewright.importers.torch_complex import is_complex
 from tilewright.importers.torch_fx import hint_of, is_contiguous, target_name
 from tilewright.importers.torch_symbols import linear_in
 
-_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
-_SIZES = ("aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.sym_storage_offset")
+_NUMBER_TYPES = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SIZE_OPERATORS = ("aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.sym_storage_offset")
 _ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata", "aten.sym_constrain_range")
 
 
@@ -39,13 +39,13 @@ def is_token(node: fx.Node) -> bool:
 
 def is_number(node: fx.Node) -> bool:
     """Whether a node gives a Python number: a size, or what is computed from sizes."""
-    return isinstance(node.meta.get("val"), _NUMBERS)
+    return isinstance(node.meta.get("val"), _NUMBER_TYPES)
 
 
 def reads_number(node: fx.Node) -> bool:
     """Whether a node reads a number out of a tensor's elements."""
     given = any(isinstance(fake, torch.Tensor) for argument in node.all_input_nodes for fake in fakes_of(argument))
-    return is_number(node) and given and not target_name(node.target).startswith(_SIZES)
+    return is_number(node) and given and not target_name(node.target).startswith(_SIZE_OPERATORS)
 
 
 def is_check(node: fx.Node) -> bool:

@@ -19,12 +19,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_DEEPEST = 8  # objects inside each other
+_MOST_NESTED = 8  # objects inside each other
 
 
 def holds_tensors(value: Any, depth: int = 0) -> bool:
     """Whether a value is an object, not known to PyTorch as a container, with tensors in it."""
-    if depth > _DEEPEST or isinstance(value, (torch.Tensor, torch.nn.Module, type)) or not hasattr(value, "__dict__"):
+    if (
+        depth > _MOST_NESTED
+        or isinstance(value, (torch.Tensor, torch.nn.Module, type))
+        or not hasattr(value, "__dict__")
+    ):
         return False
     if callable(value) or type(value).__module__.startswith(("torch.", "builtins")):
         return False

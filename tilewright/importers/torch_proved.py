@@ -28,12 +28,12 @@ from torch.utils._sympy.functions import IntTrueDiv, ToFloat
 from tilewright.importers.torch_assumed import Assumption, asking_line, line_of
 from tilewright.importers.torch_source_lines import is_written_by_user
 
-_MOST_SIZES = 1 << 20  # combinations that are tried, for a proof
+_MOST_PROVED_SIZES = 1 << 20  # combinations that are tried, for a proof
 _FEW_SIZES = 1 << 10  # before that, to see that there is none
 _MOST_FOR_A_NUMBER = 1 << 14
 _LARGEST_TRIED = 1 << 20  # size of a range that has no end
 _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
-_NUMBERS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
+_QUESTIONS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
 _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimental/sym_node.py",
             "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py")  # fmt: skip
 _OF_DYNAMO = ("evaluate_expr", "guard_scalar")  # functions by which Dynamo asks for a condition of the code
@@ -207,7 +207,7 @@ class _Answers:
         try:
             (example,) = np.broadcast_to(evaluated(expression, hints), 1).tolist()
             ranges = [_bounds(env, symbol) for symbol in symbols]
-            for most in (_FEW_SIZES, _MOST_SIZES):
+            for most in (_FEW_SIZES, _MOST_PROVED_SIZES):
                 choices = [_sizes(*bounds, int(most ** (1 / len(symbols)))) for bounds in ranges]
                 sizes = {symbol: choice for symbol, (choice, _) in zip(symbols, choices, strict=True)}
                 grid = _among(_mesh(sizes), assumed)
@@ -329,7 +329,7 @@ def _is_asked_by_user() -> bool:
             traced = _traced_code() if by_dynamo else None
             name, is_question = (name, is_question) if traced is None else (traced[0].replace("\\", "/"), True)
             return is_question and (is_written_by_user(name) or any(part in name for part in _OF_MODULES))
-        is_question = is_question or frame.f_code.co_name in _NUMBERS
+        is_question = is_question or frame.f_code.co_name in _QUESTIONS
         frame = frame.f_back
     return False
 
@@ -383,7 +383,7 @@ def _sizes(low: int, high: int, most: int) -> tuple[np.ndarray, bool]:
 
 def allowed(condition: Any, symbol: Any, low: int, high: int) -> np.ndarray | None:
     """The sizes of a range for which a condition on one symbol holds; None for one too wide, or of other operations."""
-    if high - low >= _MOST_SIZES:
+    if high - low >= _MOST_PROVED_SIZES:
         return None
     sizes = np.arange(low, high + 1)
     try:

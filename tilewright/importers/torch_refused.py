@@ -5,12 +5,12 @@ from __future__ import annotations
 from tilewright.importers.report import NO_RULE, NO_RULE_ADVICE, Unsupported
 
 _RANDOM = ("random numbers", "draw them outside of the model and give them as an input")
-_TRAINING = ("batch normalisation in training mode", "call model.eval() first")
+_TRAINING_MODE = ("batch normalisation in training mode", "call model.eval() first")
 _POSITIONS = (
     "positions that depend on the data are found by PyTorch",
     "nothing: the operations around it are compiled",
 )
-_SIZES = ("the result's size depends on the data", "keep all elements, and use torch.where on a mask")
+_SIZE_OF_DATA = ("the result's size depends on the data", "keep all elements, and use torch.where on a mask")
 _LOOPS = ("a loop that depends on data", "repeat a fixed number of times, or keep the loop outside of the model")
 _COMPLEX = ("complex numbers in this operation", "compute with real and imaginary parts as tensors of their own")
 _SPARSE = ("tensors with a sparse layout", "call .to_dense() before this operation")
@@ -21,9 +21,9 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
         "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random", "randperm",
         "uniform",
     ),
-    _TRAINING: ("_native_batch_norm_legit", "native_batch_norm"),
+    _TRAINING_MODE: ("_native_batch_norm_legit", "native_batch_norm"),
     _POSITIONS: ("nms", "nonzero_static", "repeat_interleave"),
-    _SIZES: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),
+    _SIZE_OF_DATA: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),
     _LOOPS: ("associative_scan", "map_impl", "scan", "while_loop"),
 }  # fmt: skip
 _REASONS = {name: reason for reason, names in _KINDS.items() for name in names}

@@ -30,7 +30,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
 _PATH = re.compile(r"[\w.:/ -]{0,999}", re.ASCII)  # of a parameter: no quote, no bracket, no end of a line
 _SYMBOL = re.compile(r"[A-Za-z_]{1,100}(\d{0,5})", re.ASCII)  # PyTorch counts up to the number
 _TEXT = 100_000  # characters of a text that only becomes a value
-_DEEPEST = 60  # nested values
+_DEEPEST_VALUE = 60  # nested values
 _EXPRESSION = 4000  # characters of a size
 _NUMBER = 2**63
 
@@ -53,7 +53,7 @@ _FUNCTIONS = frozenset(
     "IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
     "true false".split()
 )
-_POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift", "RShift")
+_POWER_NAMES = ("Pow", "PowByNatural", "FloatPow", "LShift", "RShift")
 _MOST_POWERS, LARGEST_POWER = 4, 8
 _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 _DEVICE = re.compile(r"[a-z]{1,20}")
@@ -65,8 +65,8 @@ class ValueRefused(ValueError):
 
 def checked(kind: Any, data: Any, where: str = "", depth: int = 0) -> Any:
     """The JSON `data` as a value of one of the schema's types (`schema.ExportedProgram`); raises `ValueRefused`."""
-    if depth > _DEEPEST:
-        raise ValueRefused(f"{where[:200]}: values are nested more than {_DEEPEST} deep")
+    if depth > _DEEPEST_VALUE:
+        raise ValueRefused(f"{where[:200]}: values are nested more than {_DEEPEST_VALUE} deep")
     kind = _resolved(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -153,7 +153,7 @@ def without_metadata(program: dict[str, Any]) -> dict[str, Any]:
 
 def _reduce(graph: Any, depth: int) -> None:
     nodes = graph.get("nodes") if isinstance(graph, dict) else None
-    for node in nodes if isinstance(nodes, list) and depth < _DEEPEST else []:
+    for node in nodes if isinstance(nodes, list) and depth < _DEEPEST_VALUE else []:
         if not isinstance(node, dict):
             continue
         metadata = node.get("metadata")
@@ -242,7 +242,7 @@ def _tree(where: str, text: str) -> str:
 
 
 def _check_tree(where: str, tree: Any, depth: int) -> None:
-    if depth > _DEEPEST or not isinstance(tree, dict) or tree.keys() != {"type", "context", "children_spec"}:
+    if depth > _DEEPEST_VALUE or not isinstance(tree, dict) or tree.keys() != {"type", "context", "children_spec"}:
         raise ValueRefused(f"{where}: no structure of inputs or outputs")
     children, context = tree["children_spec"], tree["context"]
     if not isinstance(children, list):
@@ -303,12 +303,12 @@ def _check_expression(node: ast.AST) -> bool:
         function = node.func
         if not (isinstance(function, ast.Name) and function.id in _FUNCTIONS):
             raise ValueError("a call of something else than arithmetic")
-        if function.id in _POWERS and not (len(node.args) == 2 and _is_small(node.args[1])):
+        if function.id in _POWER_NAMES and not (len(node.args) == 2 and _is_small(node.args[1])):
             raise ValueError(f"a power that is no number up to {LARGEST_POWER}")
         texts = [argument for argument in node.args if isinstance(getattr(argument, "value", None), str)]
         if texts and function.id not in ("Symbol", "Float"):
             raise ValueError("a text")
-        return function.id in _POWERS
+        return function.id in _POWER_NAMES
     if isinstance(node, ast.Constant):
         value = node.value
         if isinstance(value, str) and (_SYMBOL.fullmatch(value) or re.fullmatch(r"[-+.\de]{1,40}", value)):

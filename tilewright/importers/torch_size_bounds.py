@@ -19,8 +19,8 @@ from tilewright.importers.torch_schema import LARGEST_POWER, ON_SIZES, ValueRefu
 
 _OF_AN_INPUT = 8.0
 _MOST_BITS = 4096.0
-_NUMBERS = ("as_int", "as_float", "as_bool", "as_sym_int", "as_sym_float", "as_sym_bool")
-_POWERS = ("_operator.pow", "_operator.lshift", "_operator.rshift")
+_NUMBER_TAGS = ("as_int", "as_float", "as_bool", "as_sym_int", "as_sym_float", "as_sym_bool")
+_POWER_OPERATORS = ("_operator.pow", "_operator.lshift", "_operator.rshift")
 
 
 def check_growth(graph: Any, others: float = _OF_AN_INPUT) -> float:
@@ -50,10 +50,10 @@ def _raised(target: str, each: list[float], power: float | None) -> float:
 def _arithmetic(node: Any, bits: dict[str, float], others: float) -> float:
     """The bits of the result of an operation on sizes."""
     arguments = [entry.arg for entry in node.inputs]
-    if any(_tag(argument) not in _NUMBERS for argument in arguments):
+    if any(_tag(argument) not in _NUMBER_TAGS for argument in arguments):
         raise ValueRefused(f"{node.target}: arithmetic on sizes of something that is no number")
     each = [max(_operands(argument, bits, others), default=0.0) for argument in arguments]
-    if node.target in _POWERS:
+    if node.target in _POWER_OPERATORS:
         return _raised(node.target, each, _literal(arguments[-1]))
     if node.target == "_operator.mul":
         return sum(each)

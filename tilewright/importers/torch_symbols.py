@@ -35,7 +35,7 @@ from tilewright.symbolic import (
     upper_bound,
 )
 
-_WHOLE = "use whole-number arithmetic on sizes"
+_USE_WHOLE_NUMBERS = "use whole-number arithmetic on sizes"
 _LARGEST_FRACTION = 64  # denominator of a factor of sizes
 
 
@@ -280,7 +280,7 @@ class SymbolTable:
             return maximum(parts[0], lift(0) - parts[0])
         if kind in ("Identity", "ToFloat"):
             return parts[0]
-        raise Unsupported(f"a size computed by {kind}: {expression}", _WHOLE)
+        raise Unsupported(f"a size computed by {kind}: {expression}", _USE_WHOLE_NUMBERS)
 
     def _rounded(self, expression: Any, kind: str) -> Size:
         """A float of sizes as a whole number: a formula, or a size that the run finds."""
@@ -305,7 +305,7 @@ class SymbolTable:
         ranges = {symbol: ValueRanges(lower_bound(size), upper_bound(size)) for symbol, size in known.items()}
         bounds = bound_sympy(expression, ranges)
         if not bool(bounds.lower >= 0):
-            raise Unsupported(f"a size computed by {type(expression).__name__}: {expression}", _WHOLE)
+            raise Unsupported(f"a size computed by {type(expression).__name__}: {expression}", _USE_WHOLE_NUMBERS)
         number = computed_in_floats(Emitter(self.builder), self.size, expression)
         high = min(int(bounds.upper), LARGEST_SIZE) if bounds.upper.is_Integer else LARGEST_SIZE
         size = self.builder.run_time_symbol("size", int(bounds.lower), high)

@@ -36,8 +36,8 @@ from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound,
 
 _MOST_WAYS = 16
 _MOST_FAILURES = 8  # exports of other sizes, which the model may not take
-_MOST_SIZES = 1 << 22  # combinations of sizes
-_COMPARED = 1024  # sizes for which formulas are compared
+_MOST_WAY_SIZES = 1 << 22  # combinations of sizes
+_COMPARED_SIZES = 1024  # sizes for which formulas are compared
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Ways:
     @cached_property
     def grid(self) -> dict[str, np.ndarray]:
         """All combinations of their sizes. Raises `ValueError` for too many."""
-        if math.prod(self.ranges[name].high - self.ranges[name].low + 1 for name in self.names) > _MOST_SIZES:
+        if math.prod(self.ranges[name].high - self.ranges[name].low + 1 for name in self.names) > _MOST_WAY_SIZES:
             raise ValueError("too many sizes")
         choices = [np.arange(self.ranges[name].low, self.ranges[name].high + 1) for name in self.names]
         return dict(zip(self.names, np.meshgrid(*choices, indexing="ij"), strict=True))
@@ -354,8 +354,8 @@ def _some(ways: _Ways, chosen: np.ndarray) -> list[dict[str, int]]:
     """Some of the sizes in a part of the table, with random ones of dimensions on which no way depends."""
     places = np.argwhere(chosen)
     generator = np.random.default_rng(0)
-    if len(places) > _COMPARED:  # at random, as remainders of sizes would be the same at regular distances
-        places = places[generator.choice(len(places), _COMPARED, replace=False)]
+    if len(places) > _COMPARED_SIZES:  # at random, as remainders of sizes would be the same at regular distances
+        places = places[generator.choice(len(places), _COMPARED_SIZES, replace=False)]
     found = []
     for at in places:
         sizes = {n: int(generator.integers(each.low, each.high, endpoint=True)) for n, each in ways.ranges.items()}

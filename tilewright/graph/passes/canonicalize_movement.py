@@ -11,7 +11,7 @@ from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
 # Of a concat: a kernel that reads more takes very long to compile, and three of 1,000 parts each, one after the other,
 # would be one of 10^9.
-_MOST_PARTS = 128
+_MOST_JOINED = 128
 
 
 def _nothing(node: Node, rewriter: GraphRewriter) -> Value | None:
@@ -243,16 +243,16 @@ def _concat(node: Node, rewriter: GraphRewriter) -> Value | None:
     axis = node.attributes["axis"]
     if len(node.inputs) == 1:
         return node.inputs[0]
-    if len(node.inputs) > _MOST_PARTS:
-        runs = [node.inputs[first : first + _MOST_PARTS] for first in range(0, len(node.inputs), _MOST_PARTS)]
+    if len(node.inputs) > _MOST_JOINED:
+        runs = [node.inputs[first : first + _MOST_JOINED] for first in range(0, len(node.inputs), _MOST_JOINED)]
         return rewriter.op("concat", [rewriter.op("concat", run, axis=axis) for run in runs], axis=axis)
     flat: list[Value | None] = []
     for item in node.inputs:
         inner = rewriter.producer(item, "concat")
         flat += inner.inputs if inner is not None and inner.attributes["axis"] == axis else [item]
-        if len(flat) > _MOST_PARTS:
+        if len(flat) > _MOST_JOINED:
             break
-    if len(node.inputs) < len(flat) <= _MOST_PARTS:
+    if len(node.inputs) < len(flat) <= _MOST_JOINED:
         return rewriter.op("concat", flat, axis=axis)
     pieces = [rewriter.producer(item, "slice") for item in node.inputs]
     first, last = pieces[0], pieces[-1]

@@ -18,7 +18,7 @@ from tilewright.graph.inference import Shape
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import Size, lift, simplify
 
-_DEEPEST = 8  # positions nested deeper are not looked at; sums of sums would take exponential time
+_DEEPEST_POSITION = 8  # positions nested deeper are not looked at; sums of sums would take exponential time
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _bound(condition: Value | None, rewriter: GraphRewriter) -> tuple[int, Size]
     return difference.column, bound
 
 
-def _line(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> Line | None:
+def _line(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST_POSITION) -> Line | None:
     """The line that a value is."""
     if value is None:
         return None

@@ -21,8 +21,8 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _EXACT = {float32: 1 << 24, float64: 1 << 53}  # up to which all integers are numbers of a type
-_MOST_PARTS = 8  # of the depth; more take longer than one product in float64
-_DEEPEST = 12  # steps back from a value that are looked at
+_MOST_DEPTH_PARTS = 8  # of the depth; more take longer than one product in float64
+_MOST_BOUND_STEPS = 12  # steps back from a value that are looked at
 _KEEP = ("reshape", "permute", "slice", "broadcast_to", "gather", "cast")  # elements as they were
 
 
@@ -42,7 +42,7 @@ def _product(node: Node, rewriter: GraphRewriter) -> Value | None:
     most, columns = _largest(left, rewriter), _columns(node, depth, rewriter)
     if most is None or columns is None:
         return None
-    for parts in range(1, _MOST_PARTS + 1):
+    for parts in range(1, _MOST_DEPTH_PARTS + 1):
         step = max(1, ceil(depth / parts))
         sums = [columns[start : start + step].sum(axis=0).max(initial=0) for start in range(0, depth, step)]
         if max(sums, default=0) * most <= _EXACT[float32]:
@@ -104,7 +104,7 @@ def _whole(data: np.ndarray) -> bool:
 
 def _largest(value: Value, rewriter: GraphRewriter) -> int | None:
     """The largest magnitude of the elements; None where they may be no integers, or where that is not known."""
-    bounds = _bounds(value, rewriter, _DEEPEST)
+    bounds = _bounds(value, rewriter, _MOST_BOUND_STEPS)
     return None if bounds is None else max(map(abs, bounds))
 
 

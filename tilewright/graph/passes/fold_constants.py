@@ -16,10 +16,10 @@ from tilewright.graph.reference import run_node
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Expression, product
 
-_DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
+_DEEPEST_SUM = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
 _SHARE = 32  # of a model's constants that one folded tensor may add at the end
 _GROWTH = 4  # times their size that weights may take with zeros between them, or as floats in place of 8 bits
-_COMPUTED = 4 << 20  # bytes of weights that are computed of anything, such as filters of a few numbers
+_COMPUTED_BYTES = 4 << 20  # bytes of weights that are computed of anything, such as filters of a few numbers
 SIZE_LIMIT = 1 << 16  # bytes that folding may add for one node; more only when the inputs are as large
 
 
@@ -35,7 +35,7 @@ def fold_constants(graph: Graph) -> Graph:
         if len(node.outputs) != 1 or (node.op == "iota" and node.output in computed):  # loops and branches, positions
             return None
         if node.output in weights:
-            return _fold(node, rewriter, _COMPUTED, _GROWTH)
+            return _fold(node, rewriter, _COMPUTED_BYTES, _GROWTH)
         return _fold(node, rewriter, SIZE_LIMIT)
 
     return apply_rules(graph, {node.op: [fold] for node in graph.nodes})
@@ -135,7 +135,7 @@ def _bytes(node: Node) -> int | None:
     return elements * node.output.dtype.itemsize
 
 
-def _known(value: Value | None, rewriter: GraphRewriter, limit: int, depth: int = _DEEPEST) -> np.ndarray | None:
+def _known(value: Value | None, rewriter: GraphRewriter, limit: int, depth: int = _DEEPEST_SUM) -> np.ndarray | None:
     """The elements of a constant, or of a small value that is computed of positions and constants alone."""
     data = rewriter.constant(value)
     node = rewriter.producer(value)

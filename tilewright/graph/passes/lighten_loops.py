@@ -17,7 +17,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import infer_types, kind_of, normalize
 from tilewright.symbolic import free_symbols
 
-_DEEPEST = 8  # nodes between the number of a round and the row that it stands for
+_DEEPEST_ROW = 8  # nodes between the number of a round and the row that it stands for
 _NUMBERS = ("elementwise", "movement", "source")  # kinds of nodes that such a row may be computed by
 
 
@@ -135,7 +135,7 @@ class _Loop:
         if gather is None or right is None or gather.op != "gather" or gather.attributes["axis"] != 0:
             return None
         rows, row = gather.inputs
-        if rows is None or row is None or rows not in captured or row.shape or not self._counts(row, _DEEPEST):
+        if rows is None or row is None or rows not in captured or row.shape or not self._counts(row, _DEEPEST_ROW):
             return None
         plain = not (node.attributes["transpose_a"] or node.attributes["dtype"])
         return (rows, row) if plain and right.rank == 2 and rows.rank > 2 and self._is_known(rows) else None

@@ -15,7 +15,7 @@ from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _TOLERANCE = 1e-3  # models write 0.7978845608 or 0.797885
 _COARSE = {bfloat16: 2.0**-9 * 1.01}  # numbers of these types are that far off themselves
-_DEEPEST = 6  # products nested deeper are no activation; squares of squares would take exponential time
+_DEEPEST_PRODUCT = 6  # products nested deeper are no activation; squares of squares would take exponential time
 
 
 def recognise_activations(graph: Graph) -> Graph:
@@ -33,7 +33,7 @@ def _close(number: float | None, wanted: float, x: Value) -> bool:
     return number is not None and math.isclose(number, wanted, rel_tol=_COARSE.get(x.dtype, _TOLERANCE))
 
 
-def factors(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> tuple[float, list[Value]]:
+def factors(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST_PRODUCT) -> tuple[float, list[Value]]:
     """A product as (number, other factors), seen through `depth` multiplications and divisions by numbers."""
     if value is None:
         return 1.0, []

@@ -44,7 +44,7 @@ _BOUNDED = frozenset(
 )
 _LEADING = ("matmul", "multiply", "divide", "add", "where", "reshape", "cast", "tanh")  # from products to softmax
 _HALVES = (float16, bfloat16)
-_DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
+_DEEPEST_MASK = 6  # masks nested deeper are no masks; sums of sums would take exponential time
 
 
 def recognise_attention(graph: Graph) -> Graph:
@@ -349,7 +349,7 @@ def _windows_as_heads(value: Value, windows: Size, rewriter: GraphRewriter) -> V
     return rewriter.op("reshape", [value], shape=shape)
 
 
-def _leads_to_matmul(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> bool:
+def _leads_to_matmul(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST_MASK) -> bool:
     """Whether a value is a product, perhaps scaled and masked."""
     node = rewriter.producer(value, *_LEADING)
     if node is None or node.op == "matmul" or depth == 0:
@@ -518,7 +518,7 @@ def _banded_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     return rewriter.op("attention", rest, **attributes)
 
 
-def _conjuncts(condition: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> list[Value]:
+def _conjuncts(condition: Value, rewriter: GraphRewriter, depth: int = _DEEPEST_MASK) -> list[Value]:
     """The conditions that hold together where this one holds."""
     node = rewriter.producer(condition, "logical_and")
     if node is None or depth == 0:
@@ -558,7 +558,7 @@ def _hiding_condition(bias: Value, rewriter: GraphRewriter) -> tuple[Value | np.
     return None
 
 
-def _may_hide(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> bool:
+def _may_hide(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST_MASK) -> bool:
     """Whether a bias may have numbers as low as those of hidden keys."""
     data = rewriter.constant(bias)
     if data is not None:
@@ -576,7 +576,7 @@ def _may_hide(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> bo
 
 
 def _without_causal(
-    bias: Value, rows: Size, keys: Size, rewriter: GraphRewriter, depth: int = _DEEPEST, *, others_hide: bool
+    bias: Value, rows: Size, keys: Size, rewriter: GraphRewriter, depth: int = _DEEPEST_MASK, *, others_hide: bool
 ) -> Value | None:
     """The bias without its causal part; None when nothing is left, `bias` when nothing is causal.
 
@@ -645,7 +645,7 @@ def _scalable_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     return None if raised is bias else rewriter.op("attention", inputs, **node.attributes)
 
 
-def _raised(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> Value:
+def _raised(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST_MASK) -> Value:
     """The bias with its too low numbers raised; itself where there are none to be seen."""
     lowest = 2 * _LOWEST  # 16 bits may round it
     data = rewriter.constant(bias)

@@ -9,7 +9,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
-_MOST_PARTS = 4  # of trees of like depth
+_MOST_TREE_PARTS = 4  # of trees of like depth
 _PART_COST = 32  # trees that take a step in the time that a kernel takes to begin
 
 
@@ -65,7 +65,7 @@ def _like_depths(depths: np.ndarray) -> list[tuple[int, int]]:
     ends = [*(np.flatnonzero(np.diff(depths)) + 1).tolist(), len(depths)]
     begins = [0, *ends[:-1]]
     least: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # the steps to each end, and the ends of parts
-    for _ in range(_MOST_PARTS):
+    for _ in range(_MOST_TREE_PARTS):
         found = dict(least)
         for end in ends:
             for begin in (begin for begin in begins if begin < end and begin in least):

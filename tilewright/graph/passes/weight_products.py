@@ -21,8 +21,8 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 from tilewright.graph.target_passes import TargetPasses
 
-_DEEPEST = 8  # nodes from the product to `dequantize`
-_VIEWS = ("reshape", "permute", "cast")
+_DEEPEST_WEIGHTS = 8  # nodes from the product to `dequantize`
+_VIEWS_OF_WEIGHTS = ("reshape", "permute", "cast")
 _PARTS = ("slice", "concat", "gather", "broadcast_to")
 Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 
@@ -89,14 +89,14 @@ def _product(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value
 def _chain(value: Value, rewriter: GraphRewriter) -> list[Node] | None:
     """`dequantize` and the views, or what takes parts, that lead from it to a product's operand."""
     found: list[Node] = []
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST_WEIGHTS):
         node = rewriter.producer(value)
         if node is None or not node.inputs or node.inputs[0] is None:
             return None
         found.append(node)
         if node.op == "dequantize":
             return found[::-1]
-        if node.op not in (*_VIEWS, *_PARTS) or (node.op == "cast" and not node.output.dtype.is_float):
+        if node.op not in (*_VIEWS_OF_WEIGHTS, *_PARTS) or (node.op == "cast" and not node.output.dtype.is_float):
             return None
         value = node.inputs[0]
     return None

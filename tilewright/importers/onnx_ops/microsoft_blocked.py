@@ -24,7 +24,7 @@ rule = TABLE.rule
 for _name in ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"):
     TABLE.add(_name, windows.TABLE.rules[_name])
 
-_REMARK = "the weights of convolutions are read in blocks of {} channels, as ONNX Runtime on this processor has them"
+_IN_BLOCKS = "the weights of convolutions are read in blocks of {} channels, as ONNX Runtime on this processor has them"
 
 
 def block_of_host() -> int:
@@ -41,7 +41,7 @@ def _block(call: OnnxCall, channels: object) -> int:
             f"{channels} channels, which do not make up blocks of {block}, those of ONNX Runtime on this processor",
             "save the model with the optimization level ORT_ENABLE_EXTENDED, or give it before it was optimized",
         )
-    remark = _REMARK.format(block)
+    remark = _IN_BLOCKS.format(block)
     if remark not in call.builder.graph.remarks:
         call.builder.graph.remarks.append(remark)
     return block

@@ -15,7 +15,7 @@ from tilewright.importers.rules import RuleTable
 TABLE = RuleTable("ONNX Runtime: experts", "com.microsoft::")
 rule = TABLE.rule
 
-_REMARK = "each token goes through all {} experts, of which {} count, with weights in float32"
+_EXPERTS_REMARK = "each token goes through all {} experts, of which {} count, with weights in float32"
 
 
 @rule("MoE")
@@ -77,7 +77,7 @@ def _mixed(call: OnnxCall, layers: list[tuple[Value | None, Value | None]], mixi
         raise Unsupported("the sparse mixer", "route by the largest scores")
     experts = first[0].shape[0]
     tokens = call.cast(call.reshape(x, (1, -1, x.shape[-1])), float32)
-    call.builder.graph.remarks.append(_REMARK.format(experts, count))
+    call.builder.graph.remarks.append(_EXPERTS_REMARK.format(experts, count))
     hidden = _activated(call, _linear(call, tokens, first), _linear(call, tokens, third) if third[0] else None)
     results = _linear(call, hidden, second)  # [E, T, H]
     shares = call.unsqueeze(call.transpose(_shares(call, count, mixing), 0, 1), 2)

@@ -23,8 +23,8 @@ _NORMAL = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-_SIZES = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
-_FLOATS = (*_SIZES, *(-size for size in _SIZES))
+_MAGNITUDES = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+_FLOATS = (*_MAGNITUDES, *(-size for size in _MAGNITUDES))
 
 
 _OF_BYTES = 4  # the accuracy level of products of bytes

@@ -15,7 +15,7 @@ from tilewright.symbolic import floor_divide, lift, lower_bound, simplify
 TABLE = RuleTable("Searches", "aten.")
 rule = TABLE.rule
 
-_COMPARED = 512  # edges that are all compared with each value in one pass; more take a pass for each halving
+_COMPARED_EDGES = 512  # edges that are all compared with each value in one pass; more take a pass for each halving
 
 
 def places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
@@ -24,7 +24,7 @@ def places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
     No edge is beyond NaN.
     """
     count = edges.shape[-1]
-    if isinstance(count, int) and count > _COMPARED:
+    if isinstance(count, int) and count > _COMPARED_EDGES:
         return call.cast(_searched(call, edges, values, right, count), call.dtype)
     edge, value = call.unsqueeze(edges, edges.rank - 1), call.unsqueeze(values, values.rank)
     beyond = call.op("greater" if right else "greater_equal", edge, value)
