@@ -57,7 +57,7 @@ def test_linear_models_and_kernels() -> None:
     for transform in ("NONE", "SOFTMAX", "LOGISTIC"):
         options = {"coefficients": numbers, "intercepts": [0.1, 0.2, 0.3], "post_transform": transform}
         own("LinearClassifier", X, outputs=2, classlabels_ints=[4, 5, 6], **options)
-    for transform in ("NONE", "SOFTMAX", "LOGISTIC"):  # one score for two classes, or one target
+    for transform in ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"):  # one score for two classes, or one target
         options = {"coefficients": numbers[:3], "intercepts": [0.1], "post_transform": transform}
         own("LinearClassifier", X, outputs=2, classlabels_ints=[4, 5], **options)
         own("LinearRegressor", X, targets=1, **options)
@@ -67,12 +67,18 @@ def test_linear_models_and_kernels() -> None:
         vectors = [1.0, 2.0, 3.0, -1.0, 0.5, 0.0]
         options = {"kernel_type": kind, "kernel_params": [0.3, 0.5, 2.0], "support_vectors": vectors, "n_supports": 2}
         own("SVMRegressor", X, coefficients=[0.7, -0.4], rho=[0.25], **options)
+        for one_class in (0, 1):  # whatever the transform
+            options |= {"one_class": one_class, "post_transform": "PROBIT" if kind == "POLY" else "LOGISTIC"}
+            own("SVMRegressor", X, coefficients=[0.7, -0.4], rho=[0.25], **options)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("kind", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("chances", [False, True])
-def test_support_vectors_for_classes(classes: int, kind: str, chances: bool, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX_ZERO"])
+def test_support_vectors_for_classes(
+    classes: int, kind: str, chances: bool, transform: str, rng: np.random.Generator
+) -> None:
     counts = [int(count) for count in rng.integers(1, 4, classes)]
     pairs = classes * (classes - 1) // 2
     options: dict[str, Any] = {"kernel_type": kind, "kernel_params": [0.3, 0.5, 2.0], "vectors_per_class": counts}
@@ -82,7 +88,8 @@ def test_support_vectors_for_classes(classes: int, kind: str, chances: bool, rng
     if chances:
         options["prob_a"] = (-1 - rng.random(pairs)).tolist()
         options["prob_b"] = rng.standard_normal(pairs).tolist()
-    own("SVMClassifier", X, outputs=2, classlabels_ints=[4, 7, 5, 9][:classes], **options)
+    labels = [4, 7, 5, 9][:classes]
+    own("SVMClassifier", X, outputs=2, classlabels_ints=labels, post_transform=transform, **options)
 
 
 def test_linear_support_vectors_for_classes(rng: np.random.Generator) -> None:

@@ -81,6 +81,11 @@ MODELS: dict[str, tuple[str, list[dict[str, Any]]]] = {
             y = SequenceAt(s, z) }""",
         [{"x": (n, 4)} for n in (1, 5)],
     ),
+    "split by the size 1 into rows": (
+        """m (float[n, 4] x) => (seq(float[4]) s) {
+            one = Constant <value = int64 {1}> () s = SplitToSequence <axis = 0, keepdims = 0> (x, one) }""",
+        [{"x": (n, 4)} for n in (1, 5)],
+    ),
     "loop that grows": (
         """m (int64 n, float[2] x, seq(float[a]) s) => (seq(float[a]) y, float[b] z) {
             going = Constant <value = bool {1}> () zero = Constant <value_ints = [0]> ()

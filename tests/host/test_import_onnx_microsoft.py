@@ -15,10 +15,11 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from tests.host.test_import_onnx_runtime import check, model_of
+from tests.host.test_import_onnx_runtime import check, model_of, runtime_results
 from tilewright.errors import ImportModelError, UnsupportedOperationError
 from tilewright.graph import reference
 from tilewright.importers.onnx import import_onnx
+from tilewright.onnx import InferenceSession
 
 Inputs = list[tuple[str, np.ndarray, bool]]
 NONE = ("", np.zeros(0), True)
@@ -365,6 +366,27 @@ def test_experts(activation: str, normalized: int, rng: np.random.Generator) -> 
     if activation == "swiglu":
         options |= {"swiglu_fusion": 1, "activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": 0.7}
     own("MoE", inputs, **options)
+
+
+def test_sizes_that_the_file_leaves_open_follow_from_others(rng: np.random.Generator) -> None:
+    inputs = given(x=floats(rng, 5, 8), scores=floats(rng, 5, 4))
+    inputs += constants(w1=floats(rng, 4, 6, 8), b1=floats(rng, 4, 6), w2=floats(rng, 4, 8, 6))
+    experts = model_of("MoE", inputs, ["y"], domain="com.microsoft", activation_type="relu", k=2)
+    inputs = given(q=floats(rng, 2, 3, 64), k=floats(rng, 2, 3, 32), v=floats(rng, 2, 3, 32)) + [NONE, NONE]
+    inputs += [("counts", np.array([2, 2], np.int32), True), ("total", np.array([3], np.int32), True)]
+    heads = {"num_heads": 4, "kv_num_heads": 2}
+    grouped = model_of("GroupQueryAttention", inputs, ["y", "a", "b"], domain="com.microsoft", **heads)
+    grouped[0].graph.input[2].type.tensor_type.shape.dim[2].dim_param = "width"
+    experts[0].graph.input[1].type.tensor_type.shape.dim[1].dim_param = "experts"
+    for model, feeds in (experts, grouped):
+        check(model, feeds, rtol=1e-3)
+    inputs = given(q=floats(rng, 2, 3, 8), k=floats(rng, 2, 3, 8), v=floats(rng, 2, 3, 4))
+    model, feeds = model_of("MultiHeadAttention", inputs, ["y"], domain="com.microsoft", num_heads=2)
+    model.graph.input[2].type.tensor_type.shape.dim[2].dim_param = "width"
+    with pytest.raises(UnsupportedOperationError, match="heads of the dynamic width"):
+        import_onnx(model)
+    (found,) = InferenceSession(model).run(None, feeds)  # an engine for the sizes of the call
+    np.testing.assert_allclose(found, runtime_results(model, feeds)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_of_equal_scores_the_last_expert_is_taken(rng: np.random.Generator) -> None:

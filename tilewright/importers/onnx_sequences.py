@@ -228,8 +228,13 @@ def _join_at_run_time(call: OnnxCall, sequence: RunTimeList, stacked: bool) -> T
 
 
 def _split(call: OnnxCall) -> Tensor:
+    """Parts of one element drop the dimension where that is asked for: those of no sizes, and, as in ONNX Runtime, of
+    the size 1."""
     x = call[0]
-    axis, keep = call.axis(x.rank, 0), bool(call.attribute("keepdims", 1)) or call.has(1)
+    axis, keep = call.axis(x.rank, 0), bool(call.attribute("keepdims", 1))
+    if call.has(1):
+        known = call.tensor(1).known
+        keep = keep or known is None or known.ndim > 0 or int(known) != 1
     extent, sizes = x.shape[axis], _known_sizes(call, x.shape[axis])
     if sizes is None or simplify(lift(extent) - sum(sizes)) != 0:
         attributes = {"axis": axis, "keep": keep, "what": call.input_text(1) if call.has(1) else "the sizes"}

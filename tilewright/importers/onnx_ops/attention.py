@@ -71,6 +71,9 @@ def default_scale(query: Value) -> float:
 def attend(call: OnnxCall, query: Value, key: Value, value: Value, scores: Scores) -> Value:
     """Attention of [B, H, S, D], [B, G, T, D], [B, G, T, E]; a row that sees no key gives zeros."""
     if not scores.softcap and scores.sink is None:
+        for width in (query.shape[-1], value.shape[-1]):
+            if not isinstance(width, int):
+                raise Unsupported(f"heads of the dynamic width {width}", "fix the last dimension of keys and values")
         if value.dtype != query.dtype:
             value = call.cast(value, query.dtype)
         bias = scores.additive(call, query.dtype)

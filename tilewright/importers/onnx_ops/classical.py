@@ -76,9 +76,9 @@ def _probit(call: OnnxCall, scores: Value) -> Value:
 
 
 def _of_two(call: OnnxCall, score: Value, shares: bool) -> Value:
-    """Scores [N, 2] of two classes from that of the second [N, 1]: of shares, which a softmax leaves as they are, the
+    """Scores [N, 2] of two classes from that of the second [N, 1]: of shares, which any softmax leaves as they are, the
     first has the rest."""
-    transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC")
+    transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
     other = call.op("subtract", 1.0, score) if shares and transform != "LOGISTIC" else call.op("negate", score)
     scores = call.op("concat", other, score, axis=1)
     return call.op("sigmoid", scores) if transform == "LOGISTIC" else scores
@@ -294,7 +294,7 @@ def linear_classifier(call: OnnxCall) -> tuple[Value, Value]:
 
 @rule("SVMRegressor")
 def support_vector_regressor(call: OnnxCall) -> Value:
-    """A sum of kernels of the row and each support vector."""
+    """A sum of kernels of the row and each support vector, to which ONNX Runtime applies no transform."""
     x = call.cast(_rows(call, call[0]), float32)
     count, one_class = int(call.attribute("n_supports", 0)), call.attribute("one_class", 0)
     kind = call.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID")
@@ -308,10 +308,11 @@ def support_vector_regressor(call: OnnxCall) -> Value:
         kernel = _kernel(call, x, vectors, kind, (gamma, offset, degree))
         total = call.op("matmul", kernel, call.constant(coefficients.reshape(-1, 1), "coefficients"))
     total = call.op("add", total, rho)
+    call.attribute("post_transform")
     if one_class:
         sign = call.op("greater", total, 0.0)
         return call.op("where", sign, call.builder.number(1.0, float32), call.builder.number(-1.0, float32))
-    return _transformed(call, total)
+    return total
 
 
 @rule("SVMClassifier")
@@ -349,11 +350,16 @@ def support_vector_classifier(call: OnnxCall) -> tuple[Value, Value]:
     label = call.op("gather", names, call.op("argmax", votes, axis=1), axis=0)
     if slopes.size:
         return label, _transformed(call, _of_classes(call, scores, slopes, shifts, first, second))
-    if len(pairs) == 1:
-        scores = call.op("concat", call.op("negate", scores), scores, axis=1)
-        if call.attribute("post_transform", "NONE") not in ("NONE", "LOGISTIC"):
-            raise Unsupported("a post_transform of one score for two classes", "use NONE or LOGISTIC")
-    return label, _transformed(call, scores)
+    return label, _of_a_pair(call, scores) if len(pairs) == 1 else _transformed(call, scores)
+
+
+def _of_a_pair(call: OnnxCall, score: Value) -> Value:
+    """Scores [N, 2] of two classes from that of the second [N, 1], as ONNX Runtime transforms them."""
+    transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
+    is_share = transform in ("SOFTMAX", "SOFTMAX_ZERO")
+    other = call.op("subtract", 1.0, score) if is_share else call.op("negate", score)
+    scores = call.op("concat", other, score, axis=1)
+    return call.op("sigmoid", scores) if transform == "LOGISTIC" else scores
 
 
 def _of_pairs(coefficients: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[tuple[int, int]]]:

@@ -6,6 +6,7 @@ import math
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.attention import (
     Scores,
@@ -290,11 +291,12 @@ def _refuse_group_extras(call: OnnxCall) -> None:
 def _grouped_parts(call: OnnxCall, heads: int, groups: int) -> tuple[Value, Value, Value]:
     query = call[0]
     if call.has(1):
-        return (
-            _heads_of_rows(call, query, heads),
-            _heads_of_rows(call, call[1], groups, "kv_num_heads"),
-            _heads_of_rows(call, call[2], groups, "kv_num_heads"),
-        )
+        parts: list[Value] = []
+        for x, count, name in ((query, heads, ""), (call[1], groups, "kv_"), (call[2], groups, "kv_")):
+            if parts and isinstance(width := parts[0].shape[3], int):  # all heads have the width of the queries'
+                x = must_be(call, x, (*x.shape[:2], count * width))
+            parts.append(_heads_of_rows(call, x, count, f"{name}num_heads"))
+        return parts[0], parts[1], parts[2]
     every = _heads_of_rows(call, query, heads + 2 * groups)  # packed along the heads
     ends = (heads, heads + groups, heads + 2 * groups)
     return (

@@ -7,6 +7,7 @@ import math
 from tilewright.dtypes import float32
 from tilewright.graph.core import Value
 from tilewright.importers import sorting
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.microsoft_packed import unpacked
 from tilewright.importers.report import Invalid, Unsupported
@@ -80,7 +81,8 @@ def _mixed(call: OnnxCall, layers: list[tuple[Value | None, Value | None]], mixi
     call.builder.graph.remarks.append(_EXPERTS_REMARK.format(experts, count))
     hidden = _activated(call, _linear(call, tokens, first), _linear(call, tokens, third) if third[0] else None)
     results = _linear(call, hidden, second)  # [E, T, H]
-    shares = call.unsqueeze(call.transpose(_shares(call, count, mixing), 0, 1), 2)
+    router = must_be(call, call[1], (call[1].shape[0], experts))
+    shares = call.unsqueeze(call.transpose(_shares(call, router, count, mixing), 0, 1), 2)
     total = call.op("reduce_sum", call.op("multiply", results, shares), axes=(0,))
     return call.reshape(call.cast(total, x.dtype), x.shape)
 
@@ -93,9 +95,9 @@ def _linear(call: OnnxCall, x: Value, layer: tuple[Value | None, Value | None]) 
     return product if bias is None else call.op("add", product, call.unsqueeze(call.cast(bias, float32), 1))
 
 
-def _shares(call: OnnxCall, count: int, mixing: Value | None) -> Value:
+def _shares(call: OnnxCall, router: Value, count: int, mixing: Value | None) -> Value:
     """What each expert counts for each token [T, E]: nothing but for the best, the last of equal ones."""
-    scores = call.cast(call[1], float32)
+    scores = call.cast(router, float32)
     if not isinstance(scores.shape[1], int) or count > scores.shape[1]:
         raise Invalid(f"the router's scores {scores!r} are not of {count} experts or more")
     _, places = sorting.top(call, call.flip(scores, 1), count, 1, True)
