@@ -103,6 +103,23 @@ def test_each_index_of_a_tuple_has_its_own_range():
             engine.run({"table": TABLE, "tuples": np.array([index, (0, 0), (1, 1)])})
 
 
+def test_one_place_of_a_dimension_of_any_size_has_a_range():
+    builder = GraphBuilder("first")
+    table = builder.input("table", dtypes.float32, (5, 4))
+    indices = builder.input("indices", dtypes.int64, (builder.symbol("count", 2, 8),))
+    for place in range(3):  # there may be no third one
+        index = builder.op("reshape", [builder.op("slice", [indices], axis=0, start=place, stop=place + 1)], shape=())
+        builder.output(builder.op("gather", [table, index], axis=0), f"row_{place}")
+    engine = build(builder.finish())
+    assert plan_from_json(plan_to_json(engine.plan)).index_ranges == engine.plan.index_ranges
+    assert [allowed.column for allowed in engine.plan.index_ranges] == [0, 1]
+    found = engine.run({"table": TABLE, "indices": np.array([4, 2, 0, 99])})
+    np.testing.assert_array_equal(found["row_1"], TABLE[2])
+    for indices in ([5, 0, 0], [0, 5, 0]):
+        with pytest.raises(InputError, match="takes -5..4"):
+            engine.run({"table": TABLE, "indices": np.array(indices)})
+
+
 def test_computed_indices_are_clamped_and_never_written():
     gather = build(looked_up("gather", computed))
     np.testing.assert_array_equal(gather.run(arguments("gather", 1 << 20))["y"], TABLE[[4, 1, 1]])

@@ -129,6 +129,17 @@ def test_numbers_computed_through_several_floats() -> None:
         _check(engine, function, torch.randn(size))
 
 
+def _ranges(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n = x.shape[0]
+    return torch.arange(0, 1, 1 / n)[:n] * x, torch.arange(0.5, n / 2, 0.25), torch.arange(n * 0.5, n * 3, n)
+
+
+def test_ranges_whose_ends_and_steps_are_floats_of_sizes() -> None:
+    engine = tilewright.compile(_ranges, (torch.randn(6),), {"x": {0: ("n", 2, 13)}}, "cpu")
+    for size in range(2, 14):
+        _check(engine, _ranges, torch.randn(size))
+
+
 def _filled(x: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
     number = int(k)
     return (

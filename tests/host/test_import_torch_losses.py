@@ -1,4 +1,4 @@
-"""The CTC loss, which `torch.export` cannot trace, compared with PyTorch's."""
+"""Losses that `torch.export` cannot trace, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -74,3 +74,27 @@ def test_a_compiled_loss_of_any_size_and_what_it_refuses() -> None:
     for place, wrong in ((1, ROWS + 2), (2, torch.tensor([10, 7, 5])), (3, torch.tensor([5, 2, 0]))):
         with pytest.raises(InputError, match="of a CTC loss"):
             engine(*example[:place], wrong, *example[place + 1 :])
+
+
+class _Adaptive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10], div_value=2.0)
+
+    def forward(self, x: Any, target: Any) -> Any:
+        return self.loss(x, target), self.loss(x[0], target[0]), self.loss.predict(x), self.loss.log_prob(x)
+
+
+def test_adaptive_softmax_of_any_clusters() -> None:
+    torch.manual_seed(0)
+    module = _Adaptive().eval()
+    example = (torch.randn(6, 8), torch.randint(0, 20, (6,)))
+    shapes = {"x": {0: ("rows", 1, 9)}, "target": {0: ("rows", 1, 9)}}
+    engine = tilewright.compile(module, example, shapes, "cpu", effort=0)
+    for targets in ([3], [0, 1], [7, 3, 19], [15, 16, 19, 12], list(range(9))):
+        x = torch.randn(len(targets), 8) * 3
+        with torch.no_grad():
+            expected = module(x, torch.tensor(targets))
+        torch.testing.assert_close(engine(x, torch.tensor(targets)), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="targets are from 0 to 19"):
+        engine(*example[:1], torch.tensor([0, 1, 2, 3, 4, -1]))

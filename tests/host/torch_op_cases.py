@@ -386,6 +386,8 @@ add("pixel_unshuffle", floats(2, 3, 4, 6), 2)
 
 # Indexing
 add("embedding", floats(9, 4), ints(9, 2, 3))
+for _order in (1.0, 2.0, 3.0):
+    add("embedding_renorm", floats(9, 4), ints(9, 2, 3), 1.5, _order)
 add("index_select", CUBE, 1, ints(3, 5))
 add("gather", CUBE, 2, ints(4, 2, 3, 6))
 add("take_along_dim", CUBE, ints(4, 2, 3, 6), 2)

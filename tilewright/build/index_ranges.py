@@ -120,7 +120,7 @@ def _before_column(node: Node, source: Value, low: Size, high: Size) -> list[_Al
     """The same for one place of the last dimension: of index tuples those for one of the dimensions."""
     start, stop = node.attributes["start"], node.attributes["stop"]
     alone = node.attributes["axis"] == source.rank - 1 and isinstance(start, int) and stop == start + 1
-    return [_Allowed(source, low, high, start)] if alone else []
+    return [_Allowed(source, low, high, start)] if alone and lower_bound(source.shape[-1]) > start else []
 
 
 def _before_tuples(node: Node, producers: dict[Value, Node], graph: Graph) -> list[_Allowed]:

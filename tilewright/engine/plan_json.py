@@ -19,7 +19,7 @@ from tilewright.runtime.plan import (
     TiledReference,
 )
 from tilewright.runtime.tables import TABLES
-from tilewright.symbolic import SizeReader, Symbol, to_json
+from tilewright.symbolic import SizeReader, Symbol, lower_bound, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
 _LARGEST_SIZE = 2**62
@@ -99,7 +99,7 @@ def _index_range_from_json(data: Any, sizes: SizeReader, inputs: list[TensorSpec
         raise ValueError(f"an index range is for {name!r}, which is no input")
     column = _natural(*rest) if rest else None
     last = shapes[name][-1] if shapes[name] else 0
-    if column is not None and not (isinstance(last, int) and column < last):
+    if column is not None and column >= lower_bound(last):
         raise ValueError(f"an index range is for column {column} of {name!r}, which has none")
     return IndexRange(_text(name), sizes.read(low), sizes.read(high), _text(operation), column)
 

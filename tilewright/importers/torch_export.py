@@ -54,6 +54,7 @@ from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of, problem_of
 from tilewright.importers.torch_lists import each_of_lists
+from tilewright.importers.torch_mutations import MODULE_STATE, written_by
 from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
@@ -543,34 +544,6 @@ def _log(name: str) -> Callable[[str], None]:
     return functools.cache(lambda text: logger.warning("%s", printable(f"{name}: {text}")))
 
 
-_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-
-
-def _written(program: ExportedProgram) -> set[str]:
-    """The buffers and inputs that are changed; not those that the model writes what they hold already."""
-    (output,) = [node for node in program.graph.nodes if node.op == "output"]
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    owners = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs if spec.target is not None}
-    found = set()
-    for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
-        if spec.kind in _MUTATIONS:
-            own = placeholders.get(owners.get(spec.target, str(spec.target)))
-            if own is None or _unchanged(node) is not own:
-                found.add(str(spec.target))
-    return found
-
-
-def _unchanged(node: fx.Node) -> fx.Node:
-    """What a chain of copies without a change begins with."""
-    copies = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
-    while node.op == "call_function" and getattr(node.target, "__name__", "").partition(".")[0] in copies:
-        source = node.args[0]
-        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
-            break
-        node = source
-    return node
-
-
 class _ProgramImporter:
     """The signature of one exported program."""
 
@@ -591,7 +564,7 @@ class _ProgramImporter:
         self.walker = walker
         self.dimensions = dimensions
         self.names = names
-        self.mutated = _written(program)
+        self.mutated = written_by(program)
         self.input_values: dict[str, Value] = {}  # by placeholder name or buffer name
 
     def inputs(self) -> None:
@@ -613,9 +586,10 @@ class _ProgramImporter:
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
                 self.walker.values[node] = self._input(node, name, node.name)
-            elif spec.kind == InputKind.BUFFER and spec.target in self.mutated:
+            elif spec.kind in MODULE_STATE and spec.target in self.mutated:
                 self.walker.values[node] = self._input(node, str(spec.target), str(spec.target))
-                self._remark(f"buffer {str(spec.target)!r} is written by the model: it is an input, updated in place")
+                kind, name = MODULE_STATE[spec.kind], str(spec.target)
+                self._remark(f"{kind} {name!r} is written by the model: it is an input, updated in place")
             elif spec.target is not None and isinstance(spec.arg, TensorArgument):
                 self._constant(node, spec)
 

@@ -12,11 +12,12 @@ from unittest import mock
 
 import torch
 from torch._decomp import decompositions
+from torch.nn import AdaptiveLogSoftmaxWithLoss
 from torch.nn.modules import transformer
 
 from tilewright.importers.torch_cuts import cuts_from_tensors
 from tilewright.importers.torch_flex import flex_attention_in_operators
-from tilewright.importers.torch_losses import ctc_loss, multilabel_margin_loss
+from tilewright.importers.torch_losses import adaptive_loss, adaptive_prediction, ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_packed import packed_sequences
 from tilewright.importers.torch_quantized import plain_layers
 from tilewright.importers.torch_writes import written
@@ -37,6 +38,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
         stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", multilabel_margin_loss))
         stack.enter_context(mock.patch.object(torch, "ctc_loss", ctc_loss))
+        stack.enter_context(mock.patch.object(AdaptiveLogSoftmaxWithLoss, "forward", adaptive_loss))
+        stack.enter_context(mock.patch.object(AdaptiveLogSoftmaxWithLoss, "predict", adaptive_prediction))
         stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", written))
         # Those in C++ fix dynamic sizes.
         stack.enter_context(mock.patch.object(torch, "div", _quotient))

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.modules.adaptive import AdaptiveLogSoftmaxWithLoss, _ASMoutput
+
+from tilewright.importers.torch_assumed import required
 
 _MEAN, _SUM = 1, 2  # PyTorch's numbers of reductions; 0 is none
 
@@ -79,3 +82,24 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = _MEAN
     if reduction == _MEAN:
         return losses.mean()
     return losses.sum() if reduction == _SUM else losses.reshape(input.shape[:-1])
+
+
+_adaptive_loss = AdaptiveLogSoftmaxWithLoss.forward
+
+
+def adaptive_loss(self: AdaptiveLogSoftmaxWithLoss, input_: Tensor, target_: Tensor) -> _ASMoutput:
+    """`AdaptiveLogSoftmaxWithLoss.forward` by the scores of all classes: its own reads which clusters there are."""
+    if target_.dim() > 1 or input_.dim() != target_.dim() + 1:
+        return _adaptive_loss(self, input_, target_)  # says what is wrong
+    input, target = torch.atleast_2d(input_), torch.atleast_1d(target_)
+    torch._check(input.shape[0] == target.shape[0])
+    required(((target >= 0) & (target < self.n_classes)).all(), f"targets are from 0 to {self.n_classes - 1}")
+    scores = self.log_prob(input).gather(1, target.unsqueeze(1)).squeeze(1)
+    return _ASMoutput(scores.reshape(target_.shape), -scores.mean())
+
+
+def adaptive_prediction(self: AdaptiveLogSoftmaxWithLoss, input: Tensor) -> Tensor:
+    """`AdaptiveLogSoftmaxWithLoss.predict` by the scores of all classes: its own reads whether it needs them."""
+    head = self.head(input)
+    first = head.argmax(1)
+    return torch.where(first < self.shortlist_size, first, self._get_full_log_prob(input, head).argmax(1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.rules import RuleTable
@@ -18,8 +19,12 @@ rule = TABLE.rule
 
 
 @rule("arange.start_step")
-def arange(call: TorchCall, start: Scalar, end: Scalar, step: Number = 1, dtype: Any = None) -> Value:
+def arange(call: TorchCall, start: Scalar, end: Scalar, step: Scalar = 1, dtype: Any = None) -> Value:
     (length,) = call.shape
+    if isinstance(start, Value) or isinstance(step, (Value, Expression)):  # computed from sizes
+        wide = float64 if call.dtype.is_float else int64
+        line = call.op("multiply", call.iota(length, wide), call.value(step, wide))
+        return call.cast(call.op("add", line, call.value(start, wide)), call.dtype)
     if isinstance(start, Expression):
         line = call.op("iota", shape=(length,), axis=0, dtype=call.dtype, start=0, step=step)
         return call.op("add", line, call.value(start, call.dtype))

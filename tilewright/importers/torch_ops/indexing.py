@@ -21,6 +21,7 @@ from tilewright.importers.scatter import scatter_elements, scatter_slices
 from tilewright.importers.shapes import place_from_front
 from tilewright.importers.torch_fx import TorchCall
 from tilewright.importers.torch_ops.choices import positions_of, select_rows
+from tilewright.importers.torch_ops.reduction import norm_of
 from tilewright.importers.torch_ops.shape import bounds
 from tilewright.symbolic import Expression, Size, floor_divide, lift, product, simplify
 
@@ -31,6 +32,18 @@ rule = TABLE.rule
 @rule("embedding.default")
 def embedding(call: TorchCall, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
     return call.op("gather", weight, indices, axis=0)
+
+
+@rule("embedding_renorm.default")
+def embedding_renorm(call: TorchCall, weight: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
+    """The rows that indices name scaled to a norm of at most `max_norm`."""
+    indices = call.reshape(indices, (-1,))
+    rows = call.op("gather", weight, indices, axis=0)
+    norms = norm_of(call, call.wide(rows), norm_type, [1], keepdim=True)
+    scale = call.op("divide", max_norm, call.op("add", norms, 1e-7))
+    scale = call.op("where", call.op("greater", norms, max_norm), scale, 1.0)
+    scaled = call.cast(call.op("multiply", call.wide(rows), scale), weight.dtype)
+    return call.op("scatter_update", weight, indices, scaled, axis=0)
 
 
 @rule("_embedding_bag.default", "_embedding_bag_forward_only.default")

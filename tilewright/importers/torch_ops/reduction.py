@@ -292,10 +292,11 @@ def variance_and_mean(
 def vector_norm(
     call: TorchCall, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    return call.cast(_norm(call, call.wide(call.cast(x, call.dtype)), ord, dim, keepdim), call.dtype)
+    return call.cast(norm_of(call, call.wide(call.cast(x, call.dtype)), ord, dim, keepdim), call.dtype)
 
 
-def _norm(call: TorchCall, x: Value, ord: Number, dim: Axes, keepdim: bool) -> Value:
+def norm_of(call: TorchCall, x: Value, ord: Number, dim: Axes, keepdim: bool) -> Value:
+    """The norm along axes, all without any, of numbers of a type that sums are taken in."""
     if ord == 2:
         return call.op("sqrt", reduce(call, "reduce_sum", call.op("multiply", x, x), dim, keepdim))
     size = call.op("absolute", x)
