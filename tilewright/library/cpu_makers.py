@@ -9,9 +9,9 @@ from tilewright.graph.fusion import Group
 from tilewright.library.attention.cpu import attention_candidates
 from tilewright.library.attention.paged import paged_attention_candidates
 from tilewright.library.candidate import Candidate
-from tilewright.library.choice.candidates import choice
+from tilewright.library.choice.portable import choice
 from tilewright.library.convolution.cpu.candidates import convolution_candidates
-from tilewright.library.excitation.separate import separate_excitation
+from tilewright.library.excitation.portable import separate_excitation
 from tilewright.library.fourier.cpu import fourier_candidates
 from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.portable import grouped_candidates
@@ -19,9 +19,9 @@ from tilewright.library.makers import Maker, Makers
 from tilewright.library.matmul.cpu import matmul_candidates
 from tilewright.library.matmul.cpu_gate import halves_candidates
 from tilewright.library.matmul.dequantized import dequantized_candidates
-from tilewright.library.movement.candidates import movement
+from tilewright.library.movement.portable import movement
 from tilewright.library.pool.portable import pool_candidates
-from tilewright.library.recurrent.candidates import cpu_recurrent_candidates
+from tilewright.library.recurrent.cpu import cpu_recurrent_candidates
 from tilewright.library.reduce.cpu import cpu_reduction
 from tilewright.library.rows.cpu import cpu_rows
 from tilewright.library.rows.cpu_program import cpu_row_program

@@ -9,18 +9,18 @@ from tilewright.graph.fusion import Group
 from tilewright.library.attention.paged_simt import gpu_paged_attention
 from tilewright.library.attention.simt import gpu_attention
 from tilewright.library.candidate import Candidate
-from tilewright.library.choice.candidates import choice
+from tilewright.library.choice.portable import choice
 from tilewright.library.convolution.simt.candidates import gpu_convolution
-from tilewright.library.excitation.separate import separate_excitation
+from tilewright.library.excitation.portable import separate_excitation
 from tilewright.library.excitation.simt import gpu_excitation
 from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.simt import gpu_grouped
 from tilewright.library.makers import Maker, Makers
 from tilewright.library.matmul.hopper.dequantized import hopper_dequantized
 from tilewright.library.matmul.simt import gpu_contraction
-from tilewright.library.movement.candidates import movement
+from tilewright.library.movement.portable import movement
 from tilewright.library.pool.simt import gpu_pool
-from tilewright.library.recurrent.candidates import recurrent_candidates
+from tilewright.library.recurrent.portable import recurrent_candidates
 from tilewright.library.reduce.simt import gpu_reduction
 from tilewright.library.rows.problem import ROW_OPERATIONS
 from tilewright.library.rows.simt import gpu_rows

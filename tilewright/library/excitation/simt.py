@@ -10,7 +10,7 @@ from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.operands import with_bias_in_epilogue
 from tilewright.library.cost import Cost, expected
-from tilewright.library.excitation.separate import parts_of
+from tilewright.library.excitation.problem import parts_of
 from tilewright.library.excitation.simt_kernel import excite
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import compute_type, language_type

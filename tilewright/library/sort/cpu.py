@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, int32, int64, uint8, uint16, uint32, uint64
+from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_sizes
@@ -13,13 +13,13 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.sort.kernel import DIGITS, argsort
+from tilewright.library.sort.problem import KEY_TYPES
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 _KEY_BLOCK = 256  # elements that become keys together
 _PROGRAMS_OF_THREAD = 4  # for each thread, so that all have about the same work
 SORT_EFFICIENCY = 0.05  # a pass moves one element at a time
-_KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}
 
 
 def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -29,7 +29,7 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
     x = anchor.inputs[0]
     assert x is not None
     rows, columns, machine = product(x.shape[:-1]), x.shape[-1], target.machine()
-    key, sign = _KEYS[x.dtype.itemsize], 1 << (8 * x.dtype.itemsize - 1)
+    key, sign = KEY_TYPES[x.dtype.itemsize], 1 << (8 * x.dtype.itemsize - 1)
     programs = _PROGRAMS_OF_THREAD * machine.processors
     blocks = simplify(ceil_divide(rows, programs))
     if isinstance(rows, int):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import tilewright.language as tl
-from tilewright.dtypes import DType, int32, uint8, uint16, uint32, uint64
-from tilewright.errors import UnsupportedOperationError
-from tilewright.graph.core import Graph, Node, Value
+from tilewright.dtypes import DType, int32, uint32, uint64
+from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import launch
 from tilewright.library.candidate import Candidate, KernelCall, Stage
@@ -17,7 +14,8 @@ from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import tensor_bytes, total_bytes
 from tilewright.library.sort import radix_kernel as radix
 from tilewright.library.sort import simt_kernel as kernels
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.library.sort.problem import Sorting, sorting_of
+from tilewright.symbolic import Size, ceil_divide, lift, simplify, upper_bound
 from tilewright.targets.base import Target
 
 STAGES = 12  # log2 of the elements of a CTA's network, at most
@@ -29,56 +27,11 @@ MOST_BITS = 6  # of a digit
 # What an SM takes for an element, in seconds: measured on an H200.
 DIGIT_TIME, NETWORK_TIME, MERGE_TIME = 2.3e-9, 4.6e-9, 2.4e-9
 LOG2_SELECTED = 9  # log2 of how many first elements of long rows are found without sorting all
-_KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32}
-
-
-@dataclass(frozen=True)
-class Sorting:
-    """An `argsort` along the last dimension: rows, columns, how many positions are wanted (`limit`)."""
-
-    anchor: Node
-    source: Value
-    rows: Size
-    columns: Size
-    limit: Size
-    pack: DType  # of an element and its position together
-    shift: int  # bits of a position
-
-    @property
-    def packing(self) -> dict[str, Any]:
-        """The constants of packed numbers."""
-        return {"PACK": getattr(tl, self.pack.name), "SHIFT": self.shift}
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The constants of what makes them."""
-        dtype = self.source.dtype
-        sign = 1 << (8 * dtype.itemsize - 1) if dtype.is_float or dtype.is_signed else 0
-        return {**self.packing, "KEY": getattr(tl, _KEYS[dtype.itemsize].name), "SIGN": sign, "FLOAT": dtype.is_float,
-                "DESCENDING": self.anchor.attributes["descending"]}  # fmt: skip
-
-    def temporary(self, name: str, columns: Size) -> Value:
-        """Packed numbers between launches."""
-        return Value(f"{self.anchor.output.name}.{name}", self.pack, (self.rows, columns))
-
-
-def _sorting(group: Group) -> Sorting:
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    x = anchor.inputs[0]
-    if x.dtype.itemsize not in _KEYS or anchor.attributes["axis"] != x.rank - 1:
-        raise UnsupportedOperationError(f"argsort of {x!r} on a GPU: only the last axis of up to 32 bits has a kernel")
-    if group.nodes != [anchor]:
-        raise NotImplementedError(f"{group.name}: sorting has no slots")
-    columns, bits = x.shape[-1], 8 * x.dtype.itemsize
-    pack = uint32 if bits < 32 and upper_bound(columns) <= 1 << (32 - bits) else uint64
-    shift = pack.bits - bits
-    return Sorting(anchor, x, product(x.shape[:-1]), columns, anchor.output.shape[-1], pack, shift)
 
 
 def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidate of a group that sorts rows. Raises `UnsupportedOperationError` for elements of 64 bits."""
-    sorting = _sorting(group)
+    sorting = sorting_of(group)
     longest, few = _log2(upper_bound(sorting.columns)), _log2(upper_bound(sorting.limit))
     candidate = partial(_candidate, sorting, group, target)
     if longest >= max(few + 3, SELECTED) and few <= min(LOG2_SELECTED, STAGES - 3):

@@ -1,4 +1,4 @@
-"""Recurrent layers: one launch that walks the steps, for rows of the batch by themselves or, on CPUs, in blocks."""
+"""Recurrent layers on CPUs: rows of the batch in blocks, whose products are of matrices, and weights of int8."""
 
 from __future__ import annotations
 
@@ -8,32 +8,21 @@ from typing import Any
 from tilewright.dtypes import float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.recurrent import GATES, SLOTS
+from tilewright.graph.recurrent import GATES
 from tilewright.ir.ops import PAIRS_FIT
 from tilewright.library.binding import bind_sizes
-from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
-from tilewright.library.cost import Cost, balance, estimate, expected
-from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.candidate import Candidate, KernelCall, PackedConstant, Stage
+from tilewright.library.cost import Cost, expected
 from tilewright.library.packing import gate_sums_recipe, gates_recipe
 from tilewright.library.recurrent.blocks_kernel import recurrent_planes, recurrent_rows
-from tilewright.library.recurrent.kernel import gru_first_step, gru_step, lstm_step, recurrent, recurrent_8bit, rnn_step
 from tilewright.library.recurrent.narrow_kernel import recurrent_levels
+from tilewright.library.recurrent.portable import recurrent_candidates
+from tilewright.library.recurrent.problem import common_parts, cost_of, flops_of
 from tilewright.library.weights import pairs_fit
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-_STEPS = {
-    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_step, "lstm_peephole": lstm_step, "gru": gru_step,
-    "gru_first": gru_first_step,
-}  # fmt: skip
-_SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
-_GPU_BLOCK = 128
 MOST_BLOCK_ROWS = 56  # of a block: four register tiles, which use each panel of the weights that level 1 holds
-
-
-def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The launches of `library.recurrent.kernel`, row by row."""
-    return [_row_by_row(group, target)]
 
 
 def cpu_recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -51,54 +40,12 @@ def cpu_recurrent_candidates(group: Group, graph: Graph, target: Target) -> list
     return found
 
 
-def _common(anchor: Node) -> tuple[dict[str, Any], dict[str, Operand], dict[str, Size]]:
-    """The constants, operands and sizes that all kernels have."""
-    x, weight, initial, bias, lengths = [*anchor.inputs, None, None][:5]
-    assert x is not None and weight is not None and initial is not None
-    cell, functions = anchor.attributes["cell"], (*anchor.attributes["functions"], "tanh", "tanh")
-    steps, directions, batch, _ = x.shape
-    constants: dict[str, Any] = {
-        "GATES": GATES[cell], "SLOTS": SLOTS[cell],
-        "REVERSE": sum(1 << number for number, flag in enumerate(anchor.attributes["reverse"]) if flag),
-        "F": functions[0], "G": functions[1], "H": functions[2],
-        "BIAS": bias is not None, "LENGTHS": lengths is not None,
-    }  # fmt: skip
-    operands: dict[str, Operand] = {
-        "x": x, "weight": weight, "initial": initial, "bias": x if bias is None else bias,
-        "lengths": x if lengths is None else lengths, "out": anchor.output,
-    }  # fmt: skip
-    return constants, operands, {"steps": steps, "directions": directions, "batch": batch, "hidden": weight.shape[1]}
-
-
-def _row_by_row(group: Group, target: Target) -> Candidate:
-    """A program for each row of the batch, or for all of them: the state's product is one of a vector."""
-    anchor = group.anchor
-    assert anchor is not None
-    constants, operands, sizes = _common(anchor)
-    x, weight, cell = anchor.inputs[0], anchor.inputs[1], anchor.attributes["cell"]
-    assert x is not None and weight is not None
-    lanes = target.vector_bits // 32
-    block = lanes * max(1, _SUMS // GATES[cell]) if lanes else _GPU_BLOCK
-    constants |= {"STEP": _STEPS[cell], "BLOCK": block}
-    types: dict[str, str] = {}
-    bind_sizes(sizes, operands, types, constants)
-    together = cell == "lstm_8bit"
-    grid = (1 if together else sizes["batch"], sizes["directions"], 1)
-    call = KernelCall(
-        recurrent_8bit if together else recurrent, operands, types, constants, grid, threads=0 if lanes else 128
-    )
-    rows = product(x.shape[:3])
-    flops = simplify(lift(rows) * product(weight.shape[1:]) * 2)
-    cost = _cost(group, target, flops, rows, simplify(lift(grid[0]) * grid[1]), 0.33, 0.7)
-    return Candidate("recurrent", (Stage((call,)),), cost, (), {"cell": cell, "block": block})
-
-
 def _in_blocks(group: Group, target: Target) -> list[Candidate]:
     """Programs for a block of rows: the state's product is one of matrices.  A program walks the sequence of its block,
     or the programs of a step share its units."""
     anchor, threads = group.anchor, target.machine().processors
     assert anchor is not None
-    _, _, sizes = _common(anchor)
+    _, _, sizes = common_parts(anchor)
     batch, panels = sizes["batch"], ceil_divide(sizes["hidden"], target.microtile(float32)[1])
     found = [_walk(group, target, _block(batch, threads))]
     if threads > 1:
@@ -126,7 +73,7 @@ def _call(kernel: Any, group: Group, target: Target, block: int, grid: tuple[Siz
     programs keep the sums of a step."""
     anchor = group.anchor
     assert anchor is not None
-    constants, operands, sizes = _common(anchor)
+    constants, operands, sizes = common_parts(anchor)
     weight, cell = anchor.inputs[1], anchor.attributes["cell"]
     assert weight is not None
     width, gates = target.microtile(weight.dtype)[1], GATES[cell]
@@ -146,7 +93,7 @@ def _walk(group: Group, target: Target, block: int) -> Candidate:
     grid = (simplify(ceil_divide(batch, block)), directions, 1)
     call, sums = _call(recurrent_rows, group, target, block, grid)
     passes = simplify(lift(steps) * product(grid))
-    cost = _cost(group, target, _flops(anchor), passes, product(grid), _efficiency(batch, block), 1.0)
+    cost = cost_of(group, target, flops_of(anchor), passes, product(grid), _efficiency(batch, block), 1.0)
     return Candidate("recurrent rows", (Stage((call,)),), cost, (sums,), _reasons(anchor, block))
 
 
@@ -154,7 +101,7 @@ def _levels(group: Group, graph: Graph, target: Target) -> Candidate:
     """A program for each direction, which multiplies integers; its blocks of rows share the range of a step."""
     anchor = group.anchor
     assert anchor is not None
-    constants, operands, sizes = _common(anchor)
+    constants, operands, sizes = common_parts(anchor)
     x, weight, scales = anchor.inputs[0], anchor.inputs[1], anchor.inputs[3]
     assert x is not None and weight is not None and scales is not None and isinstance(weight.shape[1], int)
     steps, directions, batch, _ = x.shape
@@ -183,7 +130,7 @@ def _levels(group: Group, graph: Graph, target: Target) -> Candidate:
     bind_sizes(sizes, operands, types, constants)
     call = KernelCall(recurrent_levels, operands, types, constants, grid)
     passes = simplify(lift(steps) * product((directions, ceil_divide(batch, block))))
-    cost = _cost(group, target, _flops(anchor), passes, directions, _efficiency(batch, block), 1.0)
+    cost = cost_of(group, target, flops_of(anchor), passes, directions, _efficiency(batch, block), 1.0)
     return Candidate("recurrent levels", (Stage((call,)),), cost, buffers, _reasons(anchor, block))
 
 
@@ -202,19 +149,13 @@ def _share(group: Group, target: Target, block: int, panels: Size, side_by_side:
     threads = max(1, min(machine.processors, expected(programs)))
     passes = simplify(lift(steps) * product((blocks, directions)))
     streaming = 1.0 if side_by_side == 1 else 0.7
-    cost = _cost(group, target, _flops(anchor), passes, programs, _efficiency(batch, block), streaming,
+    cost = cost_of(group, target, flops_of(anchor), passes, programs, _efficiency(batch, block), streaming,
                  threads // side_by_side)  # fmt: skip
     starts = ceil(expected(programs) / threads) * machine.launches.program
     between = expected(planes) * (machine.launches.barrier + starts)
     cost = Cost(cost.bytes, cost.flops, cost.seconds + between)
     reasons = {**_reasons(anchor, block), "directions": side_by_side}
     return Candidate("recurrent planes", (Stage((call,)),), cost, (sums,), reasons)
-
-
-def _flops(anchor: Node) -> Size:
-    x, weight = anchor.inputs[0], anchor.inputs[1]
-    assert x is not None and weight is not None
-    return simplify(lift(product(x.shape[:3])) * product(weight.shape[1:]) * 2)
 
 
 def _efficiency(batch: Size, block: int) -> float:
@@ -225,30 +166,3 @@ def _efficiency(batch: Size, block: int) -> float:
 
 def _reasons(anchor: Node, block: int) -> dict[str, Any]:
     return {"cell": anchor.attributes["cell"], "rows": block}
-
-
-def _cost(
-    group: Group,
-    target: Target,
-    flops: Size,
-    passes: Size,
-    programs: Size,
-    efficiency: float,
-    streaming: float,
-    sharers: int = 1,
-) -> Cost:
-    """Of a launch that reads the weights of a direction `passes` times, from beyond level 2 with a part `streaming` of
-    the bandwidth there is; `sharers` threads keep a part of them each."""
-    anchor, machine = group.anchor, target.machine()
-    assert anchor is not None and anchor.inputs[1] is not None
-    weight = anchor.inputs[1]
-    size = product(weight.shape[1:])
-    weight_bytes = expected(size) * weight.dtype.itemsize
-    near = weight_bytes <= max(1, sharers) * machine.l2_bytes
-    bandwidth = machine.l2_bandwidth if near else streaming * machine.memory
-    moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + lift(passes) * size * weight.dtype.itemsize)
-    cost = estimate(machine, 0, flops, programs, weight.dtype, efficiency)
-    used = balance(max(1, expected(programs)), machine.processors)
-    return Cost(
-        moved, flops, max(cost.seconds, expected(passes) * weight_bytes / bandwidth / machine.processors / used)
-    )

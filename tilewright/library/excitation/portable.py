@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group, read_outside
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import Cost
+from tilewright.library.excitation.problem import parts_of
 from tilewright.library.makers import Maker
 from tilewright.symbolic import lift, simplify
 from tilewright.targets.base import Target
-
-
-@dataclass(frozen=True)
-class Excitation:
-    """The parts of such a group, each with what follows it."""
-
-    mean: Node
-    first: Node
-    between: tuple[Node, ...]
-    hidden: Value  # what the second product reads
-    second: Node
-    after: tuple[Node, ...]
-
-
-def parts_of(group: Group) -> Excitation:
-    """The parts of a group that `graph.passes.fuse_excite` made."""
-    anchor = group.anchor
-    assert anchor is not None
-    mean, first = (next(node for node in group.prologue if node.op == op) for op in ("reduce_mean", "conv"))
-    hidden = anchor.inputs[0]
-    assert hidden is not None
-    between = tuple(node for node in group.prologue if node is not mean and node is not first)
-    return Excitation(mean, first, between, hidden, anchor, tuple(group.epilogue))
 
 
 def separate_excitation(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
