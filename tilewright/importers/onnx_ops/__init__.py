@@ -16,6 +16,7 @@ from tilewright.importers.onnx_ops import (
     microsoft_experts,
     microsoft_packed,
     microsoft_quantized,
+    microsoft_states,
     network,
     quantized,
     random,
@@ -57,6 +58,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     microsoft_experts.TABLE,
     microsoft_packed.TABLE,
     microsoft_quantized.TABLE,
+    microsoft_states.TABLE,
     text.RUNTIME,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)
