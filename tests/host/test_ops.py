@@ -376,6 +376,24 @@ def test_attention_of_more_batches_than_one_launch_counts(
         ops.attention(q[:1], k[:1], v[:1])
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_attention_with_a_soft_cap(offset: int, interpreted: None, rng: np.random.Generator) -> None:
+    """By tensor copies, and by the plain kernel where arrays begin elsewhere."""
+    q, k, v = (rng.standard_normal((1, heads, rows, 64 + 8 * offset)).astype(BF16)[..., offset:64 + offset]
+               for heads, rows in ((4, 70), (2, 90), (2, 90)))  # fmt: skip
+    scores = wide(q) @ np.repeat(wide(k), 2, 1).swapaxes(2, 3) / 8
+    powers = np.exp(3 * np.tanh(scores / 3))
+    expected = powers / powers.sum(-1, keepdims=True) @ np.repeat(wide(v), 2, 1)
+    check(ops.attention(q, k, v, softcap=3.0), expected)
+    if not offset:
+        result, sums = ops.attention(q, k, v, softcap=3.0, return_lse=True)
+        check(result, expected)
+        np.testing.assert_allclose(sums, np.log(powers.sum(-1)), rtol=0, atol=0.01)
+    for softcap, scale in ((-1.0, None), (np.inf, None), (3.0, 0.0)):
+        with pytest.raises(LaunchError, match="softcap"):
+            ops.attention(q, k, v, softcap=softcap, scale=scale)
+
+
 def test_attention_where_copies_cannot_move(interpreted: None, rng: np.random.Generator) -> None:
     base = normal(rng, 1, 2, 30, 37)
     q = k = v = base[..., 1:33]  # rows of 74 bytes

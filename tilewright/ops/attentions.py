@@ -223,8 +223,8 @@ class AttentionPlan:
         numbers = (problem.queries, problem.keys, problem.heads // problem.key_heads, scale)
         constants: dict[str, Any] = {
             "HEAD": problem.size, "VALUE_HEAD": problem.size, "BLOCK_S": queries, "BLOCK_T": 64,
-            "MASK_S": True, "MASK_T": True, "CAUSAL": problem.causal, "WINDOW": 0, "SOFTCAP": 0.0, "BIAS": 0,
-            "TYPE": tl.float32,
+            "MASK_S": True, "MASK_T": True, "CAUSAL": problem.causal, "WINDOW": 0, "BIAS": 0,
+            "SOFTCAP": problem.softcap, "TYPE": tl.float32,
         }  # fmt: skip
         operands = (q.base, k.base, v.base, q.base, out.base)
         rest = (0, 0, 0, 0, 0, 0, 0)
@@ -342,6 +342,11 @@ def _check(q: ArrayView, k: ArrayView, v: ArrayView, lengths: ArrayView | None, 
         raise LaunchError(f"lengths must be contiguous int32 [{q.shape[0]}, 2]: queries and keys of each batch")
 
 
+def _check_cap(softcap: float, scale: float | None) -> None:
+    if not 0 <= softcap < math.inf or (softcap and scale == 0):
+        raise LaunchError(f"softcap is a finite number from 0, with a scale other than 0; got {softcap} and {scale}")
+
+
 def _stored_as(element: DType, out: Any, out_dtype: Any, out_scale: float | None) -> tuple[DType, tuple[float, ...]]:
     """The type of results, and of those of 8 bits the inverse of their scale."""
     stored = element if out is None else arrays.view(out, "out").element
@@ -368,6 +373,7 @@ def attention(
     causal: bool = False,
     window: int = 0,
     scale: float | None = None,
+    softcap: float = 0.0,
     lengths: Any = None,
     return_lse: bool = False,
     out: Any = None,
@@ -378,19 +384,19 @@ def attention(
 
     `q` [batch, heads, queries, size], `k` and `v` [batch, key heads, keys, size], bfloat16 or float16; heads are a
     multiple of key heads, size a multiple of 16 up to 256.  Any strides but the last, which is 1.  The default `scale`
-    is 1 / sqrt(size).  With `causal` the last query sees the last key; with `window` a query sees that many keys, its
-    own included.  `lengths` [batch, 2] int32 are the numbers of queries and keys of each batch: results beyond them are
-    undefined, and keys and values beyond them must be finite.  `return_lse` also returns the logarithms of the sums,
-    float32 [batch, heads, queries].  A query without visible keys gives zeros.  Sums and exponentials are float32.
-
+    is 1 / sqrt(size); `softcap` c (0: none) makes scores ``c tanh(scores / c)``.  With `causal` the last query sees the
+    last key; with `window` a query sees that many keys, its own included.  `lengths` [batch, 2] int32 are the numbers
+    of queries and keys of each batch: results beyond them are undefined, keys and values beyond them must be finite.
+    `return_lse` also returns the logarithms of the sums, float32 [batch, heads, queries].  A query without visible keys
+    gives zeros.  Sums and exponentials are float32.
     The result has q's type, or `out_dtype` (that of `out`): int8, uint8 or float8 (e4m3fn, e5m2) of results divided by
     `out_scale`, rounded to the nearest and saturated.
-
     Windows, lengths, log-sum-exp and 8-bit results need a GPU of compute capability 9.0.  Raises `LaunchError`.
     """
     first, second, third = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
     ends = arrays.view(lengths, "lengths") if lengths is not None else None
     _check(first, second, third, ends, causal, window)
+    _check_cap(softcap, scale)
     stored, extra = _stored_as(first.element, out, out_dtype, out_scale)
     target = arrays.view(arrays.empty(first, first.shape, stored) if out is None else out, "out")
     if target.shape != first.shape or target.element != stored or target.strides[3] != 1:
@@ -408,6 +414,7 @@ def attention(
     problem = AttentionProblem(
         batches, heads, second.shape[1], queries, second.shape[2], size, first.element, causal,
         int(window), lengths is not None, return_lse, _obstacle(named), output=stored if extra else None,
+        softcap=float(softcap),
     )  # fmt: skip
     present = [*named.values(), *(found for found in (ends, statistics) if found is not None)]
     place = arrays.common_place(present, "attention")

@@ -137,6 +137,7 @@ def _attended(
     window: int = 0,
     scale: float | None = None,
     lengths: Any = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     _require(q.dim() == k.dim() == v.dim() == 4, f"attention takes [batch, heads, rows, head size], got {shapes}")
@@ -318,11 +319,13 @@ def attention(
     window: int = 0,
     scale: float | None = None,
     lengths: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """`ops.attention`."""
     return ops.attention(
-        _aligned(q), _aligned(k), _aligned(v), causal=causal, window=window, scale=scale, lengths=_row(lengths)
-    )
+        _aligned(q), _aligned(k), _aligned(v), causal=causal, window=window, scale=scale, lengths=_row(lengths),
+        softcap=softcap,
+    )  # fmt: skip
 
 
 @_operator("attention_lse", _with_sums)
@@ -334,11 +337,12 @@ def attention_lse(
     window: int = 0,
     scale: float | None = None,
     lengths: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`ops.attention` with the logarithms of the sums."""
     result: tuple[Tensor, Tensor] = ops.attention(
         _aligned(q), _aligned(k), _aligned(v), causal=causal, window=window, scale=scale, lengths=_row(lengths),
-        return_lse=True,
+        return_lse=True, softcap=softcap,
     )  # fmt: skip
     return result
 
