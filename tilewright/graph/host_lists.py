@@ -171,9 +171,5 @@ def sequence_split(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def zip_map(inputs: Arrays, attributes: Attributes) -> Array:
-    """Dictionaries in the order of their keys, as ONNX Runtime's maps have it."""
     x, keys = inputs[0], inputs[1].tolist()
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    rows, keys = x.reshape(-1, len(keys)), [keys[place] for place in order]
-    rows = rows if order == list(range(len(keys))) else rows[:, order]
-    return listed([dict(zip(keys, row)) for row in rows.tolist()])  # noqa: B905
+    return listed([dict(zip(keys, row)) for row in x.reshape(-1, len(keys)).tolist()])  # noqa: B905

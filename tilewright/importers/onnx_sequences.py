@@ -302,14 +302,20 @@ def _content_of(call: OnnxCall, found: Tensor) -> Tensor:
 
 
 def _zip_map(call: OnnxCall) -> Tensor:
-    """A dictionary for each row of scores: scikit-learn's converters name classes so."""
+    """A dictionary for each row of scores: scikit-learn's converters name classes so.
+
+    ONNX Runtime's have their keys in order.
+    """
     x, names, numbers = call[0], call.attribute("classlabels_strings"), call.attribute("classlabels_int64s")
     if bool(names) == bool(numbers):
         raise Invalid("the labels are given as text and as numbers" if names else "it has no labels")
     call.require_rank(x, 1, 2)
-    labels = names or numbers
-    keys = call.constant(np.array(labels, object if names else np.int64), "labels")
+    labels = np.array(names or numbers, object if names else np.int64)
+    order = np.argsort(labels, kind="stable")  # of equal ones the last counts
+    keys = call.constant(labels[order], "labels")
     rows = call.reshape(call.cast(x, float32), (*x.shape[:-1], len(labels)))
+    if (order != np.arange(len(order))).any():
+        rows = call.op("gather", rows, call.constant(order.astype(np.int32), "order"), axis=x.rank - 1)
     return RunTimeList("", call.op("zip_map", rows, keys))
 
 
