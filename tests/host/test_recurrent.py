@@ -18,7 +18,7 @@ from tilewright.graph.core import Graph
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.recurrent import GATES, SLOTS
 from tilewright.graph.specialize import with_sizes
-from tilewright.library.recurrent import candidates as recurrent
+from tilewright.library.recurrent import cpu as recurrent
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.machine import Launches
