@@ -140,6 +140,19 @@ def test_ranges_whose_ends_and_steps_are_floats_of_sizes() -> None:
         _check(engine, _ranges, torch.randn(size))
 
 
+def _masks_of_a_past(x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    new, before = x.shape[0], past.shape[0]
+    mask = torch.ones(new, before + new, dtype=torch.bool).tril(before)
+    return mask, torch.ones(4, 9).triu(new - before), torch.triu(torch.ones(3, 3), diagonal=1 - new)
+
+
+def test_triangles_below_diagonals_that_are_sizes() -> None:
+    shapes = {"x": {0: ("new", 1, 13)}, "past": {0: ("before", 1, 13)}}
+    engine = tilewright.compile(_masks_of_a_past, (torch.randn(4), torch.randn(6)), shapes, "cpu")
+    for new, before in product((1, 2, 13), repeat=2):
+        _check(engine, _masks_of_a_past, torch.randn(new), torch.randn(before))
+
+
 def _filled(x: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
     number = int(k)
     return (

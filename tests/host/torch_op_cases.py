@@ -399,6 +399,12 @@ add("index_put _unsafe_index_put", CUBE, [None, lambda: torch.tensor([2, 0])], f
 add("index_put", CUBE, [lambda: torch.tensor([[0], [1]]), lambda: torch.tensor([0, 2])], floats(4))
 add("index_put", CUBE, [lambda: torch.tensor([0, 1]), None, lambda: torch.tensor([-1, 2])], floats(2, 3))
 add("index_put", CUBE, [bools(2, 3)], lambda: torch.tensor(1.5, dtype=torch.float64))
+# Values that are the same for all true elements, which the rule takes without knowing how many there are.
+add("index_put", CUBE, [None, bools(3)], floats(2, 1, 4))
+add("index_put", CUBE, [None, bools(3, 4)], floats(2, 1))
+add("index_put", CUBE, [None, bools(3)], floats(4), True)
+add("index_put", floats(2, 3, 4, 2), [bools(2)], floats(4, 2))
+add("index_put", CUBE, [bools(2)], floats(3, 4), True)
 add("index_put_", CUBE, [lambda: torch.tensor([1])], floats(4))
 add("index_copy", CUBE, 1, lambda: torch.tensor([2, 0]), floats(2, 2, 4))
 add("index_fill.int_Scalar", CUBE, 1, lambda: torch.tensor([-1, 0]), 2.5)

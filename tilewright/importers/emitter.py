@@ -165,14 +165,15 @@ class Emitter:
 
     # Formulas ------------------------------------------------------------------------------------
 
-    def triangle(self, rows: Size, columns: Size, diagonal: int, upper: bool) -> Value:
+    def triangle(self, rows: Size, columns: Size, diagonal: Scalar, upper: bool) -> Value:
         """Boolean [rows, columns]: true on and above (`upper`) or on and below the diagonal."""
         row = self.unsqueeze(self.iota(rows), 1)
         column = self.unsqueeze(self.iota(columns), 0)
-        edge = self.op("add", row, diagonal) if diagonal else row
+        by_size = isinstance(diagonal, (Expression, Value))
+        edge = self.op("add", row, self.value(diagonal, int64)) if by_size or diagonal else row
         return self.op("greater_equal" if upper else "less_equal", column, edge)
 
-    def keep_triangle(self, x: Value, diagonal: int, upper: bool) -> Value:
+    def keep_triangle(self, x: Value, diagonal: Scalar, upper: bool) -> Value:
         """x with everything on the other side of a diagonal set to zero."""
         mask = self.triangle(x.shape[-2], x.shape[-1], diagonal, upper)
         if x.dtype.is_bool:

@@ -243,15 +243,18 @@ def index_put(
     call: TorchCall, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
     reduction = "add" if accumulate else "none"
-    first = indices[0]
-    if len(indices) == 1 and first is not None and first.dtype.is_bool:
-        if not accumulate and product(values.shape) == 1:
-            return _masked_put(call, x, first, values)
-        place = values.rank - (x.rank - first.rank) - 1  # of the dimension that has an entry for each true element
-        counted = place >= 0 and values.shape[place] != 1
-        if counted and not accumulate and _is_counted_by_data(call):
-            return _rows_put(call, x, first, values)
-        indices = _without_masks(call, indices, values.shape[place] if counted else None)
+    given = [(axis, item) for axis, item in enumerate(indices) if item is not None]
+    if len(given) == 1 and given[0][1].dtype.is_bool:
+        axis, mask = given[0]
+        place = values.rank - (x.rank - axis - mask.rank) - 1  # of the dimension with an entry for each true element
+        if place < 0:
+            return _masked_put(call, x, axis, mask, values, accumulate)
+        if values.shape[place] == 1:
+            values = call.reshape(values, (*values.shape[:place], *[1] * mask.rank, *values.shape[place + 1 :]))
+            return _masked_put(call, x, axis, mask, values, accumulate)
+        if axis == 0 and not accumulate and _is_counted_by_data(call):
+            return _rows_put(call, x, mask, values)
+        indices = _without_masks(call, indices, values.shape[place])
     selection = _Selection(call, x, indices)
     values = call.cast(values, x.dtype)
     if selection.single and selection.indices[0].rank == 1:
@@ -271,9 +274,11 @@ def index_put(
     return call.permute(restored, [order.index(axis) for axis in range(x.rank)])
 
 
-def _masked_put(call: TorchCall, x: Value, mask: Value, values: Value) -> Value:
-    mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
-    return call.op("where", mask, call.reshape(call.cast(values, x.dtype), ()), x)
+def _masked_put(call: TorchCall, x: Value, axis: int, mask: Value, values: Value, accumulate: bool) -> Value:
+    """x with values, which are the same for all true elements of a mask of its dimensions from `axis` on."""
+    mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - axis - mask.rank)))
+    values = call.cast(values, x.dtype)
+    return call.op("where", mask, call.op("add", x, values) if accumulate else values, x)
 
 
 def _is_counted_by_data(call: TorchCall) -> bool:

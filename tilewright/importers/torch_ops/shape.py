@@ -277,12 +277,12 @@ for _count in (1, 2, 3):
 
 
 @rule("tril.default")
-def lower_triangle(call: TorchCall, x: Value, diagonal: int = 0) -> Value:
+def lower_triangle(call: TorchCall, x: Value, diagonal: Scalar = 0) -> Value:
     return call.keep_triangle(x, diagonal, upper=False)
 
 
 @rule("triu.default")
-def upper_triangle(call: TorchCall, x: Value, diagonal: int = 0) -> Value:
+def upper_triangle(call: TorchCall, x: Value, diagonal: Scalar = 0) -> Value:
     return call.keep_triangle(x, diagonal, upper=True)
 
 
