@@ -1,16 +1,17 @@
-"""Tokens a second of a language model on this CPU, beside the memory's bandwidth and transformers.
+"""Tokens a second of a language model on this CPU: tilewright, llama.cpp, OpenVINO and transformers.
 
-    python benchmarks/llm_cpu.py [--layers 24] [--dtype float32] [--threads 2] [--rounds 5] [--weights int8 int4]
-                                 [--cpu-time] [--save]
+    python benchmarks/llm_cpu.py [--layers 24] [--formats float32 int4] [--threads 2] [--rounds 5] [--cpu-time] [--save]
 
-The model has the shape of Qwen2.5-0.5B (with --layers fewer layers and a proportional vocabulary) and random weights,
-written as a checkpoint to a temporary folder.  Cases: one new token for 1, 8 and 32 sequences with 512 tokens before
-it, and a prompt of 512 tokens in chunks of 256.  The peer, where it is installed, is transformers with its cache in
-PyTorch eager mode, from the same folder; the two take turns.  Bandwidth is that of threads that add up a gigabyte, in
-the same run; `bandwidth share` is the weights' bytes of a decoding step over what could be read meanwhile.  Results:
-benchmarks/results/llm_cpu.json (with --save), with the load of the machine before the first case: above about .5, other
-work slowed everything down.  With --cpu-time seconds are those of the process's CPUs: what to use on such a machine,
-with --threads 1.  --weights adds tilewright with weights in these formats.
+The model has the shape of Qwen2.5-0.5B (with --layers fewer layers and a proportional vocabulary) and random
+weights, written as a checkpoint to a temporary folder.  Cases: one new token for 1, 8 and 32 sequences with 512
+tokens before it, and a prompt of 512 tokens (here in chunks of 256).  The peers are those that are installed
+(`llm_peers.py`): llama.cpp (llama-cpp-python, built from source for this processor), OpenVINO, as optimum-intel
+exports the model, and transformers with its cache in PyTorch eager mode.  They read the same weights, and
+alternate.  Weights of 8 and 4 bits are what each rounds float32 to: llama.cpp Q8_0 and Q4_0, OpenVINO what NNCF
+makes of 8 bits, and of 4 bits for groups of 64.  `bandwidth` is that of threads that add up a gigabyte.  Results:
+benchmarks/results/llm_cpu.json (with --save), with the load of the machine before the first case: above about .5,
+other work slowed everything down.  With --cpu-time seconds are those of the process's CPUs: what to use on such a
+machine, with --threads 1.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import common
+from benchmarks import common, llm_peers
+from benchmarks.models_cpu import geometric_means
 
 # isort: split
 import argparse
+import gc
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -42,7 +47,26 @@ from tilewright.settings import settings
 
 HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, LAYERS, VOCABULARY = 896, 4864, 14, 2, 64, 24, 151936
 BEFORE, PROMPT, CHUNK = 512, 512, 256
+COUNTS = (1, 8, 32)
+OURS = "tilewright"
+PACKAGES = ("transformers", "llama-cpp-python", "optimum-intel", "nncf")
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Types of a checkpoint's numbers, and how its linear layers are stored when it is read."""
+
+    dtype: str
+    weights: str = "auto"
+
+
+FORMS = {
+    "float32": Form("float32"),
+    "bfloat16": Form("bfloat16"),
+    "int8": Form("float32", "int8"),
+    "int4": Form("float32", "int4"),
+}
 
 
 def shapes(layers: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
@@ -63,8 +87,8 @@ def shapes(layers: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write(folder: Path, layers: int, dtype: str) -> int:
-    """A checkpoint of random weights; gives the bytes that a decoding step reads of them."""
+def write(folder: Path, layers: int, dtype: str) -> None:
+    """A checkpoint of random weights."""
     vocabulary = VOCABULARY * layers // LAYERS
     rng = np.random.default_rng(0)
     weights = {
@@ -78,7 +102,6 @@ def write(folder: Path, layers: int, dtype: str) -> int:
         "max_position_embeddings": 2048, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "dtype": dtype,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    return sum(weight.nbytes for weight in weights.values())
 
 
 def bandwidth(threads: int) -> float:
@@ -108,81 +131,72 @@ def ours(folder: Path, weights: str = "auto") -> dict[str, Callable[[], Any]]:
             pages = range((begin + CHUNK) // page)
             model.run([Chunk(range(CHUNK), begin, pages, (CHUNK - 1,) if begin + CHUNK == PROMPT else ())])
 
-    return {**{f"decode {count}": decode(count) for count in (1, 8, 32)}, f"prompt {PROMPT}": prefill}
+    return {**{f"decode {count}": decode(count) for count in COUNTS}, f"prompt {PROMPT}": prefill}
 
 
-def theirs(folder: Path, dtype: str, threads: int) -> dict[str, Callable[[], Any]]:
-    """The cases of transformers."""
-    import torch
-    import transformers
+def theirs(folder: Path, form: Form, threads: int) -> dict[str, dict[str, Callable[[], Any]]]:
+    """The cases of the peers that are installed and have this format, by runtime."""
+    runtimes: dict[str, tuple[str, Callable[..., Any]]] = {
+        "llama.cpp": ("llama-cpp-python", llm_peers.LlamaCpp),
+        "OpenVINO": ("optimum-intel", llm_peers.OpenVino),
+    }
+    if form.weights == "auto":
+        runtimes["transformers"] = "transformers", llm_peers.Transformers
+    found: dict[str, dict[str, Callable[[], Any]]] = {}
+    for name, (package, make) in runtimes.items():
+        if common.installed(package):
+            peer = make(folder, form.dtype, form.weights, threads)
+            found[name] = {**{f"decode {count}": peer.decode(count, BEFORE) for count in COUNTS}}
+            found[name][f"prompt {PROMPT}"] = peer.prompt(PROMPT)
+    return found
 
-    torch.set_num_threads(threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
-    def prefill() -> Any:
-        with torch.inference_mode():
-            return model(torch.arange(PROMPT)[None], use_cache=True, logits_to_keep=1)
-
-    def decode(count: int) -> Callable[[], Any]:
-        with torch.inference_mode():
-            cache = model(
-                torch.arange(BEFORE)[None].expand(count, -1), use_cache=True, logits_to_keep=1
-            ).past_key_values
-
-        def run() -> None:
-            with torch.inference_mode():
-                model(torch.full((count, 1), 5), past_key_values=cache, use_cache=True)
-                cache.crop(-1)
-
-        return run
-
-    return {**{f"decode {count}": decode(count) for count in (1, 8, 32)}, f"prompt {PROMPT}": prefill}
+def measure(form_name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cases of a format."""
+    form, clock = FORMS[form_name], time.process_time if given.cpu_time else time.perf_counter
+    cases = []
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), given.layers, form.dtype)
+        runtimes = {OURS: ours(Path(name), form.weights), **theirs(Path(name), form, given.threads)}
+        for case in runtimes[OURS]:
+            times = common.alternate({key: runs[case] for key, runs in runtimes.items()}, given.rounds, clock=clock)
+            medians = {runtime: found["median"] for runtime, found in times.items()}
+            tokens = int(case.split()[1])
+            row: dict[str, Any] = {
+                "name": f"{case}, {form_name}", "layers": given.layers, "threads": given.threads,
+                "milliseconds": times, "tokens_per_second": round(tokens / medians[OURS] * 1e3, 1),
+            }  # fmt: skip
+            if len(medians) > 1:
+                row["best_peer"] = best = min(medians.keys() - {OURS}, key=medians.__getitem__)
+                row["ratio"] = medians[best] / medians[OURS]
+            cases.append(row)
+            rates = ", ".join(f"{runtime} {tokens / median * 1e3:.1f}" for runtime, median in medians.items())
+            print(f"{row['name']}: {rates} tokens/s; best peer / ours {row.get('ratio', math.nan):.2f}", flush=True)
+    return cases
 
 
 def main() -> None:
     """Measure, print a line for each case, and write the results with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--formats", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--threads", type=int, default=settings.threads)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--weights", nargs="*", choices=("int8", "int4"), default=[])
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     settings.threads = given.threads
-    load = round(os.getloadavg()[0], 1)
-    with tempfile.TemporaryDirectory() as name:
-        size = write(Path(name), given.layers, given.dtype)
-        runtimes = {"tilewright": ours(Path(name))}
-        runtimes |= {f"tilewright_{weights}": ours(Path(name), weights) for weights in given.weights}
-        if common.installed("transformers"):
-            runtimes["transformers"] = theirs(Path(name), given.dtype, given.threads)
-        read = bandwidth(given.threads)
-        cases = []
-        for case in runtimes["tilewright"]:
-            clock = time.process_time if given.cpu_time else time.perf_counter
-            runs_of_case = {runtime: runs[case] for runtime, runs in runtimes.items()}
-            times = common.alternate(runs_of_case, given.rounds, clock=clock)
-            tokens = int(case.split()[1])
-            row: dict[str, Any] = {
-                "name": case,
-                "dtype": given.dtype,
-                "layers": given.layers,
-                "cpu_time": given.cpu_time,
-            }
-            for runtime, found in times.items():
-                row[f"{runtime}_tokens_per_second"] = round(tokens / found["median"] * 1e3, 2)
-            if case.startswith("decode"):
-                row["bandwidth_share"] = round(size / read / times["tilewright"]["median"] * 1e3, 3)
-            cases.append(row)
-            print(json.dumps(row), flush=True)
-    print(f"weights {size / 1e6:.0f} MB, bandwidth {read / 1e9:.1f} GB/s, load {load}")
+    load, read = round(os.getloadavg()[0], 1), bandwidth(given.threads)
+    cases: list[dict[str, Any]] = []
+    for form_name in given.formats:
+        cases += measure(form_name, given)
+        gc.collect()
+    means = geometric_means(cases)
+    print(f"best peer / ours, geometric mean: {means}; bandwidth {read / 1e9:.1f} GB/s, load {load}")
     if given.save:
-        versions = {"transformers": common.installed("transformers")}
-        print(
-            common.save("llm_cpu", given.threads, cases, load=load, bandwidth=round(read), versions_of_peers=versions)
-        )
+        versions = {peer: common.installed(peer) for peer in PACKAGES}
+        facts = {"load": load, "cpu_time": given.cpu_time, "bandwidth": round(read), "versions_of_peers": versions}
+        print(common.save("llm_cpu", given.threads, cases, geometric_means=means, **facts))
 
 
 if __name__ == "__main__":

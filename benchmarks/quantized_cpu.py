@@ -1,11 +1,12 @@
-"""Models that ONNX Runtime's quantiser wrote, on the CPU: tilewright against ONNX Runtime, and itself in float32.
+"""Models that ONNX Runtime's quantiser wrote, on the CPU: tilewright against ONNX Runtime, OpenVINO and float32.
 
-    python benchmarks/quantized_cpu.py [--threads 1 2] [--only resnet]
+    python benchmarks/quantized_cpu.py [--threads 1 2] [--only resnet] [--cpu-time]
 
-Matrix products as static (QDQ) and dynamic quantization writes them, MiniLM quantized in both ways, ResNet-50
-statically, with 8-bit weights for each channel (7 bits of them are used: without VNNI ONNX Runtime's sums saturate
-otherwise).  The runtimes take turns; times are medians.  Outputs are compared with ONNX Runtime's without its
-optimisations.  Results: benchmarks/results/quantized_cpu.json.
+Matrix products as static (QDQ) and dynamic quantization writes them, and whole models, with 8-bit weights for each
+channel (7 bits of them are used: without VNNI ONNX Runtime's sums saturate otherwise).  OpenVINO, where it is
+installed, reads the same file and, with NNCF, quantizes the float model itself; the faster of the two counts.  A row
+has a peer's note in place of its time where the peer refuses the model.  The runtimes alternate; times are medians.
+Outputs are compared with ONNX Runtime's without its optimisations.  Results: benchmarks/results/quantized_cpu.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +35,13 @@ import torch
 from onnxruntime import quantization
 
 from benchmarks.models import cpu
-from benchmarks.models_cpu import ONNXRUNTIME, OURS, geometric_means
+from benchmarks.models_cpu import ONNXRUNTIME, OPENVINO, OURS, geometric_means
 from tests.models.specification import export_onnx
 from tilewright.build.builder import build
 from tilewright.importers import import_model
 from tilewright.settings import settings
 
-FLOAT = "tilewright, float32"
+FLOAT, NNCF = "tilewright, float32", "OpenVINO, NNCF"
 DEPTH, COLUMNS = 768, 3072
 STATIC, DYNAMIC = "static", "dynamic"
 
@@ -69,7 +71,13 @@ CASES = {
     },
     "MiniLM b1 s128, static": _case("MiniLM b1 s128", STATIC),
     "MiniLM b1 s128, dynamic": _case("MiniLM b1 s128", DYNAMIC),
+    "MiniLM b16 s128, static": _case("MiniLM b16 s128", STATIC),
+    "MiniLM b16 s128, dynamic": _case("MiniLM b16 s128", DYNAMIC),
+    "BERT-base b1 s128, static": _case("BERT-base b1 s128", STATIC),
+    "BERT-base b1 s128, dynamic": _case("BERT-base b1 s128", DYNAMIC),
     "ResNet-50 b1, static": _case("ResNet-50 b1", STATIC),
+    "ResNet-50 b8, static": _case("ResNet-50 b8", STATIC),
+    "MobileNetV3-large b1, static": _case("MobileNetV3-large b1", STATIC),
 }
 
 
@@ -110,6 +118,47 @@ def session(path: Path, threads: int, optimized: bool = True) -> onnxruntime.Inf
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
+def openvino_run(model: Any, arrays: dict[str, np.ndarray], threads: int) -> Callable[[], Any]:
+    import openvino
+
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+    return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)
+
+
+def nncf_model(plain: Path, arrays: dict[str, np.ndarray]) -> Any:
+    """The float model, quantized by NNCF with the example input."""
+    import nncf
+    import openvino
+
+    kind = nncf.ModelType.TRANSFORMER if any(array.dtype.kind == "i" for array in arrays.values()) else None
+    return nncf.quantize(
+        openvino.Core().read_model(plain), nncf.Dataset([arrays]), preset=nncf.QuantizationPreset.MIXED,
+        model_type=kind, subset_size=1,
+    )  # fmt: skip
+
+
+def openvino_runs(
+    plain: Path, path: Path, arrays: dict[str, np.ndarray], threads: int
+) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """What OpenVINO runs in place of the quantized model, and why a form of it is left out."""
+    makers: dict[str, Callable[[], Any]] = {}
+    if common.installed("openvino"):
+        makers[OPENVINO] = lambda: str(path)
+        if common.installed("nncf"):
+            makers[NNCF] = lambda: nncf_model(plain, arrays)
+    runs: dict[str, Callable[[], Any]] = {}
+    notes: dict[str, str] = {}
+    for name, make in makers.items():
+        try:
+            runs[name] = openvino_run(make(), arrays, threads)
+            runs[name]()
+        except Exception as failure:  # what a peer cannot do is a note in the results
+            runs.pop(name, None)
+            notes[name] = f"{type(failure).__name__}: {str(failure)[-200:]}"
+    return runs, notes
+
+
 def measure(name: str, files: tuple[Path, Path, dict[str, np.ndarray]], threads: int, options: Any) -> dict[str, Any]:
     """Build, compare and time one case with a number of threads."""
     plain, path, arrays = files
@@ -120,16 +169,20 @@ def measure(name: str, files: tuple[Path, Path, dict[str, np.ndarray]], threads:
     scale = max(float(np.abs(expected).max()), 1e-30)
     found = {OURS: np.array(engine.run(arrays)[output]), ONNXRUNTIME: peer.run([output], arrays)[0]}
     errors = {key: float(np.abs(value - expected).max()) / scale for key, value in found.items()}
+    others, notes = openvino_runs(plain, path, arrays, threads)
+    peers = {ONNXRUNTIME: lambda: peer.run(None, arrays), **others}
     runs: dict[str, Callable[[], Any]] = {
         OURS: lambda: engine.run(arrays),
-        ONNXRUNTIME: lambda: peer.run(None, arrays),
+        **peers,
         FLOAT: lambda: widest.run(arrays),
     }
-    milliseconds = common.alternate(runs, options.rounds, options.seconds)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    milliseconds = common.alternate(runs, options.rounds, options.seconds, clock)
     medians = {runtime: value["median"] for runtime, value in milliseconds.items()}
+    best = min(peers, key=medians.__getitem__)
     return {
-        "name": name, "threads": threads, "milliseconds": milliseconds, "errors": errors, "best_peer": ONNXRUNTIME,
-        "ratio": medians[ONNXRUNTIME] / medians[OURS], "over_float32": medians[FLOAT] / medians[OURS],
+        "name": name, "threads": threads, "milliseconds": milliseconds, "errors": errors, "notes": notes,
+        "best_peer": best, "ratio": medians[best] / medians[OURS], "over_float32": medians[FLOAT] / medians[OURS],
     }  # fmt: skip
 
 
@@ -139,6 +192,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.25, help="per runtime and round")
+    parser.add_argument("--cpu-time", action="store_true", help="of the process, for busy machines; with one thread")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
@@ -153,13 +207,13 @@ def main() -> None:
                 results.append(found := measure(name, files, threads, options))
                 times = ", ".join(f"{key} {value['median']:.3f}" for key, value in found["milliseconds"].items())
                 print(
-                    f"{name}, {threads} threads: {times} ms; ONNX Runtime / ours {found['ratio']:.2f}, float32 / ours "
+                    f"{name}, {threads} threads: {times} ms; best peer / ours {found['ratio']:.2f}, float32 / ours "
                     f"{found['over_float32']:.2f}; differs by {found['errors'][OURS]:.1e} "
-                    f"(ONNX Runtime {found['errors'][ONNXRUNTIME]:.1e})",
+                    f"(ONNX Runtime {found['errors'][ONNXRUNTIME]:.1e}) {found['notes'] or ''}",
                     flush=True,
                 )
     means = geometric_means(results)
-    print("ONNX Runtime / ours, geometric mean:", {key: round(value, 3) for key, value in means.items()})
+    print("best peer / ours, geometric mean:", {key: round(value, 3) for key, value in means.items()})
     if not options.only and not any(math.isnan(value) for value in means.values()):
         print("wrote", common.save("quantized_cpu", max(options.threads), results, geometric_means=means).name)
 
