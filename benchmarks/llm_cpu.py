@@ -64,8 +64,8 @@ class Form:
 FORMS = {
     "float32": Form("float32"),
     "bfloat16": Form("bfloat16"),
-    "int8": Form("float32", "int8"),
-    "int4": Form("float32", "int4"),
+    "int8": Form("bfloat16", "int8"),
+    "int4": Form("bfloat16", "int4"),
 }
 
 

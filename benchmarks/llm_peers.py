@@ -186,7 +186,8 @@ class OpenVino:
         exported = OVModelForCausalLM.from_pretrained(
             folder, export=True, compile=False, load_in_8bit=False, quantization_config=formats[weights]
         )
-        precision = "bf16" if dtype == "bfloat16" else "f32"
+        # Models of bfloat16 without quantized weights end OpenVINO 2026.4 by SIGFPE if they are computed in bfloat16.
+        precision = "bf16" if dtype == "bfloat16" and weights != "auto" else "f32"
         self._compiled = openvino.Core().compile_model(
             exported.model, "CPU", {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
         )
