@@ -27,7 +27,7 @@ from tilewright.library.candidate import (
 from tilewright.passes.grid_axes import PLAIN, Axes
 from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, TableReference, TiledReference
-from tilewright.symbolic import Expression, Size, lift, simplify, upper_bound
+from tilewright.symbolic import Expression, Size, lift, product, simplify, upper_bound
 from tilewright.targets.base import Binary, Target
 from tilewright.targets.registry import backend_of
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
 
 Place = Callable[[Operand], BufferReference]
+_LARGEST_BLOCK = 1 << 17  # elements that a block may reach beyond a tensor
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class KernelSet:
         axes = grid_axes(call.grid, self.target.largest_grid)
         if axes != PLAIN:
             options["grid_axes"] = axes
+        if not self.target.host_code and _is_wide(call):
+            options["wide_grid"] = True
         identity = (id(kernel), *map(_hashable, (types, call.constants, parameters, options)))
         return identity, (types, call.constants, parameters, self.target, {**options, "debug": False})
 
@@ -159,6 +162,20 @@ def grid_axes(grid: tuple[Size, Size, Size], largest: tuple[int, int, int]) -> A
     if not isinstance(grid[long], int) and grid[0] != 1:
         return PLAIN
     return (1, 0, 2) if long == 1 else (2, 1, 0)
+
+
+def _is_wide(call: KernelCall) -> bool:
+    """Whether places in tensors may be beyond 32 bits, of known sizes: kernels multiply programs' numbers by blocks.
+
+    Tiles that the hardware copies are asked for by coordinates of 32 bits, whatever a tensor's size.
+    """
+    if any(isinstance(operand, TiledOperand) for operand in call.operands.values()):
+        return False
+    sizes: list[Size] = [value for value in call.constants.values() if isinstance(value, int)]
+    sizes += [
+        product(operand.shape) + _LARGEST_BLOCK for operand in call.operands.values() if isinstance(operand, Value)
+    ]
+    return any(isinstance(size, int) and size >= 2**31 for size in sizes)
 
 
 def _places(call: KernelCall, place: Place) -> dict[str, BufferReference]:

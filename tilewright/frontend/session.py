@@ -26,12 +26,15 @@ Run = Callable[["TraceSession", SourceFunction, Sequence[Any], Mapping[str, Any]
 class TraceSession:
     """What all functions of one trace share; the language's `Tracer`."""
 
-    def __init__(self, builder: Builder, run: Run, debug: bool = False, sanitize: bool = True) -> None:
+    def __init__(
+        self, builder: Builder, run: Run, debug: bool = False, sanitize: bool = True, wide_grid: bool = False
+    ) -> None:
         """`run` traces the body of a function with its arguments, for a caller at a place."""
         self.builder = builder
         self._run = run
         self.debug = debug
         self.sanitize = sanitize  # whether debug builds assert that integers do not overflow
+        self.wide_grid = wide_grid
         self.remarks: dict[tuple[str, str, int], Remark] = {}
         self.depth = 0
 

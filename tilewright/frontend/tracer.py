@@ -112,12 +112,13 @@ def trace_kernel(
     parameters: Mapping[str, Parameter] | None = None,
     debug: bool = False,
     sanitize: bool = True,
+    wide_grid: bool = False,
 ) -> Trace:
     """Tile IR of a kernel for parameter types and compile-time constants.
 
     Every parameter is in `types` or in `constants` (or has a default).  A parameter of several values (a tuple,
     a variadic one) has a `ValueGroup` of types: each of its entries becomes a parameter, named as `leaf_names` says.
-    Raises `CompilationError`.
+    With `wide_grid` its places in the grid are numbers of 64 bits.  Raises `CompilationError`.
     """
     known = parameters or {}
     region = Region()
@@ -136,7 +137,9 @@ def trace_kernel(
             f"  help: its parameters are: {', '.join(kernel.argument_names)}"
         )
     bind = partial(bind_parameters, kernel, types, constants, add)
-    return _trace(kernel, Function(kernel.name, region, described), bind, debug, sanitize)
+    function = Function(kernel.name, region, described)
+    session = TraceSession(Builder(function), run_called, debug, sanitize, wide_grid)
+    return Trace(_traced(kernel, function, bind, session), tuple(session.remarks.values()))
 
 
 def bind_parameters(
@@ -182,11 +185,10 @@ def run_called(
     return FunctionTracer(session, function, bind_call(function, arguments, keywords), caller).run()
 
 
-def _trace(
-    kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], debug: bool, sanitize: bool
-) -> Trace:
-    builder = Builder(function)
-    session = TraceSession(builder, run_called, debug, sanitize)
+def _traced(
+    kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], session: TraceSession
+) -> Function:
+    builder = session.builder
     with activate(session):
         builder.location = Location(kernel.file, kernel.first_line, 0, kernel.name)
         tracer = FunctionTracer(session, kernel, bind(), None)
@@ -197,4 +199,4 @@ def _trace(
             )
         builder.location = Location(kernel.file, kernel.definition.end_lineno or kernel.first_line, 0, kernel.name)
         builder.create("return")
-    return Trace(function, tuple(session.remarks.values()))
+    return function

@@ -35,6 +35,11 @@ class Tracer(Protocol):
         """Whether integer arithmetic of the line being traced is to stop at run time when it overflows."""
         ...
 
+    @property
+    def wide_grid(self) -> bool:
+        """Whether places in the grid are numbers of 64 bits, as elements of tensors are counted by them."""
+        ...
+
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Inline a function of the language (or call a compile-time function)."""
         ...

@@ -84,8 +84,9 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
 )
 FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target
 # `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and
-# `check_bounds`, `passes.grid_axes` what `grid_axes` are.
-_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes"))
+# `check_bounds`, `passes.grid_axes` what `grid_axes` are.  With `wide_grid`
+# places in the grid are numbers of 64 bits.
+_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes", "wide_grid"))
 Types = Mapping[str, Any]
 
 
@@ -178,10 +179,11 @@ class JITFunction(KernelSource):
         parameters: Mapping[str, Parameter] | None,
         debug: bool,
         sanitize: bool = True,
+        wide_grid: bool = False,
     ) -> Trace:
         typed = {name: parameter_type(kind) for name, kind in types.items()}
         try:
-            return trace_kernel(self, typed, constants, parameters, debug, sanitize)
+            return trace_kernel(self, typed, constants, parameters, debug, sanitize, wide_grid)
         except CompilationError as error:
             raise error.with_traceback(None) from None  # the message says where; our own frames do not help
 
@@ -233,7 +235,8 @@ class JITFunction(KernelSource):
             raise CompilationError(f"kernel '{self.name}' has no option '{name}'; {advice}")
         debug = bool(given.pop("debug", self.debug))
         sanitize = given.pop("sanitize_overflow", None) is not False
-        trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug, sanitize)
+        wide = bool(given.get("wide_grid"))
+        trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug, sanitize, wide)
         override = given.pop("ir_override", None)
         if override is not None:
             function = read_override(override, self.name)

@@ -19,7 +19,8 @@ def grid_value(opcode: str, axis: Any) -> tensor:
     number = static_int(axis, "axis")
     if number not in (0, 1, 2):
         raise LanguageError(f"axis must be 0, 1 or 2, got {number}", "the grid has three axes")
-    return emit(opcode, [], {"axis": number})
+    place = emit(opcode, [], {"axis": number})
+    return cast(place, dtypes.int64) if active().wide_grid else place
 
 
 def hint(value: Any, name: str, numbers: Any) -> Any:

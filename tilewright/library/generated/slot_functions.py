@@ -46,6 +46,7 @@ def _slot_writer(
     inner = [variable for variable in variables if variable.axes[-1] == last]
     names = names_of(len(outer), "row")
     writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask", column_mask)
+    writer.narrow_rows = True
     starts = first_elements([root, *(item for _, _, item in stores)], tracer)
     written = {target for target, _, _ in stores}
     writer.start_at({value: start for value, start in starts.items() if value not in written})

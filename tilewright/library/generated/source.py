@@ -28,7 +28,7 @@ from tilewright.library.generated.expressions import (
     takes_types,
     typed_literal,
 )
-from tilewright.library.generated.index import Bounded, Coordinate, Division, Index, Loaded
+from tilewright.library.generated.index import Atom, Bounded, Coordinate, Division, Index, Loaded
 from tilewright.library.generated.trace import (
     Conditional,
     ElementwiseOperation,
@@ -225,6 +225,7 @@ class Writer:
         self._starts: dict[Value, int] = {}
         self._count = 0
         self.rounds_once = False  # what is stored in 16 bits or fewer is not rounded to 16 bits on the way
+        self.narrow_rows = False  # rows are numbers of 32 bits, too, in some of the kernels that call what is written
         self.rounds_before_widening = True  # what is stored in more bits than it was computed for
 
     def give(self, value: Value, text: str) -> None:
@@ -253,23 +254,39 @@ class Writer:
     def index(self, index: Index) -> str:
         """An index as text."""
         parts: list[str] = []
+        narrow, wide = 0, False  # the largest sum of terms of 32 bits so far; whether one of 64 bits is among them
         for atom, coefficient in index.terms:
+            extent = atom.extent
             if isinstance(atom, Coordinate):
                 if atom.axis not in self._variable_of:
                     continue  # carried by the variable of a later axis
                 text, variable = self._variable_of[atom.axis]
-                wide = upper_bound(lift(coefficient) * variable.extent) > 2**31 - 1
-                if wide and text == "column":
-                    text = "column.to(tl.int64)"
+                extent = variable.extent
             elif isinstance(atom, Loaded):
                 text = self._loaded_text(atom)
             else:
                 assert isinstance(atom, Division)
                 text = self._division_text(atom)
+            if self._may_be_narrow(atom):
+                most = max(0, upper_bound(lift(coefficient) * extent))
+                narrow = most if wide else narrow + most
+                if narrow > 2**31 - 1:
+                    text, wide = f"{text}.to(tl.int64)", True
+            else:
+                wide = True
             parts.append(text if coefficient == 1 else f"{text} * {self._factor(coefficient)}")
         if index.constant != 0 or not parts:
             parts.append(self._factor(index.constant))
         return " + ".join(parts).replace("+ -", "- ")
+
+    def _may_be_narrow(self, atom: Atom) -> bool:
+        """Whether an atom may be a number of 32 bits: columns are, and rows of the slots of some kernels."""
+        if isinstance(atom, Division):
+            return all(self._may_be_narrow(inner) for inner, _ in atom.index.terms)
+        if not isinstance(atom, Coordinate) or atom.axis not in self._variable_of:
+            return isinstance(atom, Coordinate)
+        name, _ = self._variable_of[atom.axis]
+        return name == "column" or self.narrow_rows and name.startswith("row")
 
     def _offset(self, index: Index) -> str:
         text = self.index(index)

@@ -322,7 +322,8 @@ class _LaunchWriter:
         if item.kind == MOMENTS:
             kind = f"tl.{item.dtype.name}"
             length = f"({stop} - {start})" if start != "0" else stop
-            count = f"tl.maximum(({length} - lane + BLOCK - 1) // BLOCK, 0).to({kind})"
+            lane = "lane.to(tl.int64)" if length.isdigit() and int(length) >= 2**31 - 1 else "lane"
+            count = f"tl.maximum(({length} - {lane} + BLOCK - 1) // BLOCK, 0).to({kind})"
             whole = f"1.0 / tl.maximum({self._number(length)}, 1).to({kind})"
             return self._pair("moments_of_lanes", [*states, count, whole, str(self.axis)])
         if item.kind == POWERS:

@@ -150,7 +150,7 @@ def normalize_of_parts(out, means, squares, columns, share, epsilon, *extra, BLO
                        EPILOGUE: tl.constexpr):  # fmt: skip
     """The second launch of a norm in parts, after `moments_of_parts`."""
     row, start, stop, part = own_part(columns, share, PARTS)
-    lane = tl.arange(0, LANES)
+    lane = tl.arange(0, LANES).to(part.dtype)
     inside = lane < PARTS
     count = tl.maximum(tl.minimum(columns - lane * share, share), 0).to(TYPE)
     parts = tl.load(squares + row * PARTS + lane, mask=inside, other=0.0)

@@ -36,6 +36,11 @@ def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     candidate = partial(_candidate, sorting, group, target)
     if longest >= max(few + 3, SELECTED) and few <= min(LOG2_SELECTED, STAGES - 3):
         return [candidate("network", _selected(sorting, longest, few))]
+    if isinstance(sorting.columns, int) and sorting.columns >= 2**31:
+        raise UnsupportedOperationError(
+            f"argsort of {sorting.source!r} on a GPU: rows of 2^31 and more elements have no kernel but for the first "
+            f"{1 << LOG2_SELECTED}; sort parts of them"
+        )
     if longest <= STAGES:
         return [candidate("network", ([_rows(sorting, longest)], []))]
     digits = digits_of(sorting.source.dtype)

@@ -87,7 +87,7 @@ def sort_rows(x, out, rows, columns, limit, ROWS: tl.constexpr, STAGES: tl.const
 def own_tile(tiles):
     """This CTA's row and tile.  Grid: (tiles * rows,)."""
     own = tl.program_id(0)
-    return (own // tiles).to(tl.int64), (own % tiles).to(tl.int32)
+    return (own // tiles).to(tl.int64), (own % tiles).to(own.dtype)
 
 
 @tilewright.jit
