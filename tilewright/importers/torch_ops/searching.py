@@ -15,7 +15,7 @@ from tilewright.symbolic import floor_divide, lift, lower_bound, simplify
 TABLE = RuleTable("Searches", "aten.")
 rule = TABLE.rule
 
-_COMPARED_EDGES = 512  # edges that are all compared with each value in one pass; more take a pass for each halving
+_COMPARED_EDGES = 16  # edges that are all compared with each value; more take a step for each halving
 
 
 def places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
@@ -33,15 +33,18 @@ def places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
 
 
 def _searched(call: TorchCall, edges: Value, values: Value, right: bool, count: int) -> Value:
-    """The same by halving: as many edges as are known to lie before a value, and 2^n more, if the last of them does."""
+    """The same by halving: of the edges that may lie before a value the middle one decides between the halves.
+
+    No edge is asked for that is not there, which the intervals of the sums show (`library.generated.intervals`).
+    """
     axis = edges.rank - 1
-    found = call.broadcast(call.builder.number(0, int64), values.shape)
-    for bit in reversed(range(count.bit_length())):
-        more = call.op("add", found, 1 << bit)
-        edge = call.op("gather_elements", edges, call.op("minimum", call.op("subtract", more, 1), count - 1), axis=axis)
+    found = call.broadcast(call.builder.number(0, int32 if count < 2**31 else int64), values.shape)
+    while count:
+        half = max(1, count // 2)
+        edge = call.op("gather_elements", edges, call.op("add", found, half - 1), axis=axis)
         before = call.op("logical_not", call.op("greater" if right else "greater_equal", edge, values))
-        there = call.op("logical_and", call.op("less_equal", more, count), before)
-        found = call.op("where", there, more, found)
+        found = call.op("where", before, call.op("add", found, half), found)
+        count = count - half if count > 1 else 0
     return found
 
 

@@ -29,6 +29,7 @@ from tilewright.library.generated.expressions import (
     typed_literal,
 )
 from tilewright.library.generated.index import Atom, Bounded, Coordinate, Division, Index, Loaded
+from tilewright.library.generated.intervals import interval
 from tilewright.library.generated.trace import (
     Conditional,
     ElementwiseOperation,
@@ -41,7 +42,7 @@ from tilewright.library.generated.trace import (
     Position,
     walk,
 )
-from tilewright.symbolic import Size, lift, simplify, upper_bound
+from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
 _RELAXED = ', sem="relaxed"'
 _STORES = {"": ("store", ""), "add": ("atomic_add", _RELAXED), "maximum": ("atomic_max", _RELAXED),
@@ -306,10 +307,11 @@ class Writer:
         if atom.identity not in self._loaded:
             source = self.tracer.loaded[atom.identity]
             name = self.define("i", f"{self.typed(source)}.to(tl.int64)")
-            extent = self.size(atom.extent)
+            extent, (low, high) = self.size(atom.extent), interval(source)
             last = str(int(extent) - 1) if extent.isdigit() else f"{extent} - 1"
-            self.lines.append(f"{name} = tl.where({name} < 0, {name} + {extent}, {name})")
-            if atom.clamped:
+            if low < 0:
+                self.lines.append(f"{name} = tl.where({name} < 0, {name} + {extent}, {name})")
+            if atom.clamped and (low < 0 or high >= lower_bound(atom.extent)):
                 self.lines.append(f"{name} = tl.maximum(tl.minimum({name}, {last}), 0)  # nothing else is ever read")
             self._loaded[atom.identity] = name
         return self._loaded[atom.identity]
