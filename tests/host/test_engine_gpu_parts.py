@@ -149,7 +149,7 @@ def test_running_combinations(shape: tuple[int, ...], axis: int, driver: Driver,
     b = GraphBuilder("running")
     x = b.input("x", float32, shape)
     near = b.op("add", [b.op("multiply", [x, b.number(1e-3, float32)]), b.number(1.0, float32)])
-    for op in ("cumsum", "cumprod", "cummax", "cummin"):
+    for op in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         b.output(b.op(op, [near if op == "cumprod" else x], axis=axis), op)
     graph = b.finish()
     inputs = {"x": rng.standard_normal(shape).astype(np.float32)}

@@ -111,7 +111,7 @@ def running() -> Graph:
     b = GraphBuilder("running")
     n, m = b.symbol("n", 1, 9), b.symbol("m", 1, 9000)
     x, line = b.input("x", float32, (n, 3, 40)), b.input("line", float32, (2, m))
-    for number, op in enumerate(("cumsum", "cumprod", "cummax", "cummin")):
+    for number, op in enumerate(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")):
         for axis in range(3):
             b.output(b.op(op, [x], axis=axis, reverse=(axis + number) % 2 == 1))
     b.output(b.op("cumsum", [line], axis=1))

@@ -7,7 +7,8 @@ import numpy as np
 from tilewright.dtypes import DType
 
 # The kind of reduction of each running one.
-RUNNING_KINDS = {"cumsum": "sum", "cumprod": "product", "cummax": "max", "cummin": "min"}
+RUNNING_KINDS = {"cumsum": "sum", "cumprod": "product", "cummax": "max", "cummin": "min",
+                 "cumlogsumexp": "max"}  # fmt: skip
 
 
 def neutral_element(kind: str, dtype: DType) -> float | int:

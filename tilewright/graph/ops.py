@@ -229,6 +229,8 @@ _op("reduction", "cummax", 1, infer.unary, compute.cumulative(np.maximum.accumul
     "first on; `reverse`: from the end", axis=REQUIRED, reverse=False)
 _op("reduction", "cummin", 1, infer.unary, compute.cumulative(np.minimum.accumulate), "smallest so far; NaN from the "
     "first on; `reverse`: from the end", axis=REQUIRED, reverse=False)
+_op("reduction", "cumlogsumexp", 1, infer.unary_float, compute.cumulative(compute.running_log_sum_exp),
+    "running log(sum(e^x)); `reverse`: from the end", axis=REQUIRED, reverse=False)
 _op("reduction", "softmax", 1, infer.unary_float, compute.softmax, "e^x / sum e^x along `axis`", axis=REQUIRED)
 _op("reduction", "log_softmax", 1, infer.unary_float, compute.log_softmax, "log(softmax(x)) along `axis`",
     axis=REQUIRED)

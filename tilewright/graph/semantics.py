@@ -369,6 +369,12 @@ def cumulative(function: Callable[..., Any]) -> Rule:
     return rule
 
 
+def running_log_sum_exp(x: Array, axis: int) -> Array:
+    """log(sum of e^x up to each element), in at least float32."""
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp.accumulate(x.astype(np.result_type(x.dtype, np.float32)), axis=axis)
+
+
 def softmax(inputs: Arrays, attributes: Attributes) -> Array:
     return softmax_array(inputs[0], attributes["axis"])
 

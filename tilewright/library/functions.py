@@ -65,6 +65,14 @@ def times(x, y):
 
 
 @tilewright.jit
+def log_add(x, y):
+    """log(e^x + e^y); NaN if either is."""
+    smaller = tl.exp(tl.where(x == y, tl.zeros_like(x), -tl.abs(x - y)))  # infinite ones may be equal
+    terms = 1.0 + smaller
+    return maximum(x, y) + (tl.log(terms) + (smaller - (terms - 1.0)))  # and what rounding them took
+
+
+@tilewright.jit
 def sign(x):
     """-1, 0 or 1; NaN stays NaN."""
     return tl.where(x > 0, tl.full((), 1, x.dtype), tl.where(x < 0, tl.full((), -1, x.dtype), x))

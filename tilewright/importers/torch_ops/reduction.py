@@ -13,7 +13,7 @@ from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
-from tilewright.symbolic import lift, simplify, upper_bound
+from tilewright.symbolic import lift, simplify
 
 TABLE = RuleTable("Reductions", "aten.")
 rule = TABLE.rule
@@ -345,29 +345,8 @@ TABLE.add("cumprod.default", _cumulative("cumprod"))
 
 @rule("logcumsumexp.default")
 def logarithm_of_running_sum(call: TorchCall, x: Value, dim: int) -> Value:
-    """log(sum of e^x up to each element), in steps of 1, 2, 4, ... elements, each relative to the greater term."""
-    if not x.rank:
-        return x
-    axis = dim % x.rank
-    wide = call.wide(x)
-    place = call.reshape(call.iota(x.shape[axis]), [-1 if place == axis else 1 for place in range(x.rank)])
-    step, length = 1, upper_bound(x.shape[axis])
-    while step < length:
-        before = call.op(
-            "gather", wide, call.reshape(call.op("maximum", call.op("subtract", place, step), 0), (-1,)), axis=axis
-        )
-        wide = call.op("where", call.op("less", place, step), wide, _log_add(call, wide, before))
-        step *= 2
-    return call.cast(wide, x.dtype)
-
-
-def _log_add(call: TorchCall, left: Value, right: Value) -> Value:
-    """log(e^a + e^b); infinite and equal terms have no difference."""
-    most, least = call.op("maximum", left, right), call.op("minimum", left, right)
-    same = call.op("equal", most, least)
-    gap = call.op("subtract", least, call.op("where", same, call.builder.number(0.0, most.dtype), most))
-    gap = call.op("where", same, call.builder.number(0.0, most.dtype), gap)
-    return call.op("add", most, formulas.log1p(call, call.op("exp", gap)))
+    """log(sum of e^x up to each element)."""
+    return call.op("cumlogsumexp", x, axis=dim) if x.rank else x
 
 
 # Softmax ---------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "
                "reduce_product": "product"}  # fmt: skip
 
 CUMULATIVE = {"cumsum": functions.total, "cumprod": functions.times, "cummax": functions.maximum,
-              "cummin": functions.minimum}  # fmt: skip
+              "cummin": functions.minimum, "cumlogsumexp": functions.log_add}  # fmt: skip
 MANY_FACTORS = 4096  # products of as many are computed in float64
 
 
