@@ -448,6 +448,21 @@ add("adaptive_avg_pool2d _adaptive_avg_pool2d", IMAGE, [1, 1])
 add("unfold", floats(2, 11, 4), 1, 5, 2)
 add("unfold", floats(2, 11, 4), -1, 2, 1)
 add("unfold", lambda: torch.tensor(1.5), 0, 1, 1)
+for _taps, _dilation, _padding, _step in (
+    ([3, 3], [1, 1], [1, 1], [1, 1]),
+    ([4, 2], [1, 1], [0, 1], [2, 3]),
+    ([2, 3], [3, 2], [2, 0], [1, 1]),
+    ([3, 2], [2, 3], [1, 2], [2, 2]),
+    ([2, 1], [1, 1], [0, 0], [3, 2]),
+):
+    _counts = [
+        (size + 2 * _padding[i] - _dilation[i] * (_taps[i] - 1) - 1) // _step[i] + 1 for i, size in enumerate((9, 11))
+    ]
+    _columns = (3 * _taps[0] * _taps[1], _counts[0] * _counts[1])
+    add("im2col", floats(2, 3, 9, 11), _taps, _dilation, _padding, _step)
+    add("im2col", floats(3, 9, 11), _taps, _dilation, _padding, _step)
+    add("col2im", floats(2, *_columns), [9, 11], _taps, _dilation, _padding, _step)
+    add("col2im", floats(*_columns), [9, 11], _taps, _dilation, _padding, _step)
 add("adaptive_avg_pool2d", IMAGE, [4, 3])
 add("adaptive_avg_pool2d", IMAGE, [3, 4])
 add("adaptive_avg_pool2d", IMAGE, [11, 1])

@@ -73,54 +73,13 @@ logger = logging.getLogger("tilewright")
 Progress = Callable[[str, str, float], None]
 
 # Composites that the graph has ops for: kept whole instead of being decomposed.
-WHOLE_OPERATORS = (
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "layer_norm",
-    "native_layer_norm",
-    "rms_norm",
-    "group_norm",
-    "native_group_norm",
-    "instance_norm",
-    "linear",
-    "matmul",
-    "lstm",
-    "gru",
-    "rnn_tanh",
-    "rnn_relu",
-    "softmax",
-    "log_softmax",
-    "_softmax",
-    "_log_softmax",
-    "silu",
-    "gelu",
-    "mish",
-    "hardswish",
-    "hardsigmoid",
-    "softplus",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "avg_pool1d",
-    "max_pool1d",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "one_hot",
-    "index_copy",
-    "stack",
-    "triu",
-    "tril",
-    "unbind",
-    "roll",
-    "repeat",
-    "addcmul",
-    "addcdiv",
-    "masked_fill",
-    "logsumexp",
+WHOLE_OPERATORS = tuple(
+    "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu layer_norm native_layer_norm rms_norm "
+    "group_norm native_group_norm instance_norm linear matmul lstm gru rnn_tanh rnn_relu softmax log_softmax "
+    "_softmax _log_softmax silu gelu mish hardswish hardsigmoid softplus adaptive_avg_pool1d adaptive_avg_pool2d "
+    "avg_pool1d max_pool1d upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d "
+    "upsample_trilinear3d pixel_shuffle pixel_unshuffle col2im im2col one_hot index_copy stack triu tril unbind "
+    "roll repeat addcmul addcdiv masked_fill logsumexp".split()
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import window_extent
@@ -18,12 +16,12 @@ from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
 from tilewright.importers.scatter import scatter_slices
+from tilewright.importers.windows import WindowAxis, fold
 from tilewright.symbolic import Size, floor_divide, lift, lower_bound, maximum, product, simplify
 
 TABLE = RuleTable("Windows")
 rule = TABLE.rule
 
-MOST_POSITIONS = 1 << 24  # elements of the positions of blocks
 _MOST_NEIGHBOURS = 1024  # channels beside a channel that LRN sums over
 
 
@@ -248,25 +246,11 @@ def column_to_image(call: OnnxCall) -> Value:
         x = respelled(call, x, (x.shape[0], simplify(lift(channels) * taps), size))
     if size != math.prod(counts) or (isinstance(columns, int) and columns % taps):
         raise Invalid(f"{x!r} has not {taps} rows for each channel and {counts} columns")
-    if taps * math.prod(counts) > MOST_POSITIONS:
-        raise Unsupported(f"blocks of {taps} elements at {counts} places", f"keep them below {MOST_POSITIONS}")
-    places = np.zeros((1,) * (2 * count), np.int64)
-    outside = np.zeros_like(places, np.bool_)
-    for index in range(count):
-        tap = np.arange(block[index]) * dilation[index]
-        start = np.arange(counts[index]) * strides[index] - padding[index][0]
-        shape = [1] * (2 * count)
-        shape[index], shape[count + index] = block[index], counts[index]
-        position = (tap[:, None] + start).reshape(shape)
-        places = places * image[index] + position
-        outside = outside | (position < 0) | (position >= image[index])
-    pixels = math.prod(image)
-    places = np.where(outside, pixels, places).reshape(-1)  # what is outside goes to a place after the image
-    planes = simplify(lift(x.shape[0]) * channels)
-    blocks = call.reshape(x, (planes, taps * math.prod(counts)))
-    empty = call.full((planes, pixels + 1), 0, x.dtype)
-    total = scatter_slices(call, empty, call.constant(places, "places"), blocks, 1, "add")
-    return call.reshape(call.slice(total, 1, 0, pixels), (x.shape[0], channels, *image))
+    axes = [
+        WindowAxis(image[index], block[index], dilation[index], padding[index], strides[index])
+        for index in range(count)
+    ]
+    return fold(call, call.reshape(x, (x.shape[0], channels, *block, *counts)), axes)
 
 
 # Deformed windows ------------------------------------------------------------------------------------

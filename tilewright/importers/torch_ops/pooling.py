@@ -18,6 +18,7 @@ from tilewright.importers.pools import positions_of_largest
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import cubic_weight, grid_sample, linear_pair, linear_weight, read_along
 from tilewright.importers.torch_fx import TorchCall
+from tilewright.importers.windows import WindowAxis, fold, unfold
 from tilewright.symbolic import Size, floor_divide, lift, maximum, product, simplify
 
 TABLE = RuleTable("Pools and resampling", "aten.")
@@ -437,3 +438,32 @@ def _fractional_begins(call: TorchCall, sample: Value, extent: Size, size: int, 
 def grid_sampler(call: TorchCall, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
     mode_name = ("linear", "nearest", "cubic")[mode]
     return grid_sample(call, x, grid, mode_name, ("zeros", "border", "reflection")[padding], align_corners)
+
+
+@rule("col2im.default")
+def columns_to_image(
+    call: TorchCall, x: Value, output_size: Sequence[Size], kernel_size: Sequence[int], dilation: Sequence[int],
+    padding: Sequence[int], stride: Sequence[int],
+) -> Value:  # fmt: skip
+    """Windows [.., C taps, places] added up at their places in images [.., C, H, W]."""
+    axes = _axes(output_size, kernel_size, dilation, padding, stride)
+    lead, taps = x.shape[:-2], [axis.taps for axis in axes]
+    channels = floor_divide(x.shape[-2], math.prod(taps))
+    shaped = call.reshape(call.wide(x), (*lead, channels, *taps, *(axis.count for axis in axes)))
+    return call.cast(fold(call, shaped, axes), x.dtype)
+
+
+@rule("im2col.default")
+def image_to_columns(
+    call: TorchCall, x: Value, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:  # fmt: skip
+    """Images [.., C, H, W] as windows [.., C taps, places]."""
+    return call.reshape(unfold(call, x, _axes(x.shape[-2:], kernel_size, dilation, padding, stride)), call.shape)
+
+
+def _axes(
+    extents: Sequence[Size], taps: Sequence[int], dilation: Sequence[int], padding: Sequence[int], step: Sequence[int]
+) -> list[WindowAxis]:
+    around = [(each, each) for each in padding]
+    return [WindowAxis(*each) for each in zip(extents, taps, dilation, around, step, strict=True)]
