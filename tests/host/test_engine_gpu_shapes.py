@@ -68,3 +68,20 @@ def test_places_are_computed_where_they_are_looked_up(driver, rng) -> None:
     inputs = {"x": rng.standard_normal((40, 6)).astype(np.float32)}
     inputs |= {"i": rng.integers(0, 40, (9, 1)), "j": rng.integers(0, 40, 7)}
     assert len(check(b.finish(), inputs)) == 1
+
+
+@pytest.mark.parametrize(
+    "shape, order",
+    [((300, 8, 8), (0, 2, 1)), ((301, 9, 5), (0, 2, 1)), ((11, 700, 3), (2, 1, 0)), ((3, 90, 16, 16), (0, 1, 3, 2))],
+)
+def test_many_small_matrices_share_programs(shape: tuple[int, ...], order: tuple[int, ...], driver, rng) -> None:
+    """A tile for each would be a program of few elements each."""
+    b = GraphBuilder("turned")
+    turned = b.op("permute", [b.input("x", float16, shape)], order=order)
+    b.output(b.op("multiply", [turned, 2.0]), "y")
+    graph = b.finish()
+    values = rng.integers(-50, 50, shape).astype(np.float16)
+    check(graph, {"x": values})
+    (step,) = build(graph, "cuda:sm_90a").plan.steps
+    programs = np.prod([int(extent) for extent in step.choices[-1].grid])
+    assert programs * 64 <= values.size

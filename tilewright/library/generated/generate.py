@@ -60,6 +60,8 @@ _SMALL_SHARE = 16  # times that such a tensor goes into the results
 _MANY_WRITTEN = 1 << 22  # elements of kernels that read little, whose programs take `_WRITTEN` times as many
 _WRITTEN = 4
 _NEAR = 4  # elements from one that a GPU's thread reads to its neighbour's, which lie in one line of a cache
+_SMALL_PLANE = 512  # elements that lie together, of which threads read in any order what their warp reads together
+_TINY_TILE = 64
 _MANY = 1 << 18  # elements of kernels whose last program alone has a mask
 _LINE_BEGIN = 4  # elements that the begin of a line in a block costs
 
@@ -207,7 +209,7 @@ def elementwise_call(
     traced = _trace_results(nodes, results, constants, loops)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
-    across = _read_across(traced, variables, *((_NEAR, 2) if loops.blocks else (1, 4)))
+    across = _read_across(traced, variables, *((_NEAR, 2, _SMALL_PLANE) if loops.blocks else (1, 4, 0)))
     if across is not None:
         call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
@@ -268,9 +270,14 @@ def _wanted_split(traced: _Traced) -> tuple[int, Size] | None:
     return None
 
 
-def _read_across(traced: _Traced, variables: Sequence[LoopVariable], near: int, least: int) -> int | None:
+def _read_across(
+    traced: _Traced, variables: Sequence[LoopVariable], near: int, least: int, plane: int
+) -> int | None:  # fmt: skip
     """The position of a variable along which some tensor is contiguous while along the last, of at least so many
-    elements, its elements are more than `near` apart."""
+    elements, its elements are more than `near` apart.
+
+    Not where all of them lie within `plane` elements: a tile would have no more than that, a CTA for each.
+    """
     if len(variables) < 2:
         return None
     last = variables[-1].axes[-1]
@@ -278,12 +285,23 @@ def _read_across(traced: _Traced, variables: Sequence[LoopVariable], near: int, 
         return None
     for index in traced.read():
         step = index.coefficient(last)
-        if isinstance(step, int) and 0 <= step <= near:
+        if isinstance(step, int) and (0 <= step <= near or _lies_together(step, variables[-1].extent, plane)):
             continue
         for position, variable in enumerate(variables[:-1]):
-            if index.coefficient(variable.axes[-1]) == 1:
+            if index.coefficient(variable.axes[-1]) == 1 and not (plane and _is_tiny(variable, variables[-1])):
                 return position
     return None
+
+
+def _lies_together(step: int, extent: Size, plane: int) -> bool:
+    """Whether so many elements, `step` apart, are within `plane` elements of memory."""
+    return step > 0 and isinstance(extent, int) and step * extent <= plane
+
+
+def _is_tiny(row: LoopVariable, column: LoopVariable) -> bool:
+    """Whether a tile has so few elements that reading sectors again, once for each row, takes less than the CTAs."""
+    elements = product([row.extent, column.extent])
+    return isinstance(elements, int) and elements <= _TINY_TILE and upper_bound(row.extent) <= _NEAR
 
 
 def _begins_anywhere(traced: _Traced, variables: Sequence[LoopVariable]) -> bool:
