@@ -171,7 +171,8 @@ def _is_wide(call: KernelCall) -> bool:
     """
     if any(isinstance(operand, TiledOperand) for operand in call.operands.values()):
         return False
-    sizes: list[Size] = [value for value in call.constants.values() if isinstance(value, int)]
+    # Of the constants, sizes alone are parameters in lower case.
+    sizes: list[Size] = [value for name, value in call.constants.items() if name.islower() and isinstance(value, int)]
     sizes += [
         product(operand.shape) + _LARGEST_BLOCK for operand in call.operands.values() if isinstance(operand, Value)
     ]
