@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.dtypes import DType, int32, uint32, uint64
+from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import launch
