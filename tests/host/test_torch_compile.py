@@ -225,6 +225,15 @@ def test_dynamic_shapes_need_one_engine(built: list[Any]) -> None:
     assert len(built) == 1
 
 
+def test_a_squeeze_of_sizes_that_vary(built: list[Any]) -> None:
+    """A size of 1 has a graph of its own, in which the result has another rank."""
+    run = compiled(lambda x: x.squeeze() * 2, dynamic=True, fullgraph=True)
+    for batch in (4, 7, 1):
+        x = torch.randn(batch, 1, 6)
+        assert torch.equal(run(x), x.squeeze() * 2)
+    assert len(built) == 2
+
+
 def test_inputs_are_updated_in_place(built: list[Any]) -> None:
     spec = specification("decode")
     run = compiled(spec.module)

@@ -31,7 +31,7 @@ from tilewright.importers.torch_nodes import (
     reads_number,
 )
 from tilewright.importers.torch_ops import FOREIGN, LEFT_TO_PYTORCH, RULES
-from tilewright.importers.torch_symbols import SymbolTable
+from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 
 IMPORT_RULES = {name: rule for name, rule in (RULES | FOREIGN).items() if name not in LEFT_TO_PYTORCH}
 _MOVES = ("aten._to_copy.default", "prims.device_put.default")
@@ -56,7 +56,7 @@ class Survey:
         self.checks: set[fx.Node] = set()
         self._anywhere: set[fx.Node] = set()  # made from nothing on the host: an engine has it where it needs it
         self._builder = GraphBuilder("survey")
-        self._symbols = SymbolTable(self._builder, ranges(gm.graph.nodes))
+        self._symbols = SymbolTable(self._builder, ranges(gm.graph.nodes), squeezed_symbols(gm.graph))
         self._walker = Walker(self._builder, self._symbols, ImportReport("survey"), IMPORT_RULES, import_control_whole)
         for node in gm.graph.nodes:
             self._name_sizes(node)
