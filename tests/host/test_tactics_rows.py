@@ -116,6 +116,8 @@ def running() -> Graph:
             b.output(b.op(op, [x], axis=axis, reverse=(axis + number) % 2 == 1))
     b.output(b.op("cumsum", [line], axis=1))
     b.output(b.op("cummax", [line], axis=1, reverse=True))
+    for reverse in (False, True):
+        b.output(b.op("cumlogsumexp", [line], axis=1, reverse=reverse))
     return b.finish()
 
 

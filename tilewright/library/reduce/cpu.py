@@ -7,12 +7,18 @@ from typing import Any
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
-from tilewright.graph.neutral import neutral_element
+from tilewright.graph.neutral import RUNNING_KINDS, neutral_element
 from tilewright.library.binding import divides, launch
 from tilewright.library.candidate import Candidate, KernelCall
 from tilewright.library.cpu_work import COLUMN_CHUNK, rows_per_program
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.reduce.kernel import arg_extreme, cumulative_columns, reduce_columns, reduce_rows
+from tilewright.library.reduce.kernel import (
+    arg_extreme,
+    cumulative_columns,
+    cumulative_parts,
+    reduce_columns,
+    reduce_rows,
+)
 from tilewright.library.reduce.problem import (
     CUMULATIVE,
     REDUCTIONS,
@@ -23,6 +29,9 @@ from tilewright.library.reduce.problem import (
 )
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
+
+_COSTLY = ("cumlogsumexp",)  # running operations whose step takes far longer than to read an element twice
+_LANES = 16
 
 
 def cpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -87,10 +96,14 @@ def cumulative_call(group: Group) -> KernelCall:
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
     _only_anchor(group)
     length, inner, outer = source.shape[axis], product(source.shape[axis + 1 :]), product(source.shape[:axis])
+    dtype = accumulator_type(anchor.op, source.dtype, length)
     constants: dict[str, Any] = {
-        "TYPE": language_type(accumulator_type(anchor.op, source.dtype, length)), "COMBINE": CUMULATIVE[anchor.op],
-        "REVERSE": anchor.attributes["reverse"],
+        "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op], "REVERSE": anchor.attributes["reverse"],
     }  # fmt: skip
+    if inner == 1 and anchor.op in _COSTLY:
+        constants |= {"LANES": _LANES, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype)}
+        tensors = {"x": source, "out": anchor.output}
+        return launch(cumulative_parts, tensors, {"length": length}, constants, (outer, 1, 1))
     constants["BLOCK"] = block = min(inner, COLUMN_CHUNK) if isinstance(inner, int) else COLUMN_CHUNK
     sizes, grid = {"length": length, "inner": inner}, (outer, ceil_divide(inner, block), 1)
     return launch(cumulative_columns, {"x": source, "out": anchor.output}, sizes, constants, grid)

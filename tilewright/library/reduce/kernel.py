@@ -206,3 +206,30 @@ def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.cons
         offsets = first + step.to(tl.int64) * stride
         total = COMBINE(total, tl.load(x + offsets, mask=mask).to(TYPE))
         tl.store(out + offsets, total, mask=mask)
+
+
+@tilewright.jit
+def cumulative_parts(x, out, length, LANES: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr,
+                     INITIAL: tl.constexpr, REVERSE: tl.constexpr):  # fmt: skip
+    """`cumulative_columns` of rows.  Grid: (rows,).
+
+    The lanes of a vector walk through parts of the row, twice: for the parts' totals, and with what comes before each.
+    """
+    lane = tl.arange(0, LANES)
+    part = tl.cdiv(length, LANES)
+    begin = lane.to(tl.int64) * part
+    count = tl.minimum(length - begin, part)
+    first = tl.program_id(0).to(tl.int64) * length + begin
+    stride = 1
+    if REVERSE:
+        first += length - 1 - 2 * begin
+        stride = -1
+    total = tl.full((LANES,), INITIAL, TYPE)
+    for step in range(0, part):
+        total = COMBINE(total, tl.load(x + first + step * stride, mask=step < count, other=INITIAL).to(TYPE))
+    before = tl.gather(tl.associative_scan(total, 0, COMBINE), tl.maximum(lane - 1, 0), 0)
+    total = tl.where(lane == 0, tl.full((LANES,), INITIAL, TYPE), before)
+    for step in range(0, part):
+        inside = step < count
+        total = COMBINE(total, tl.load(x + first + step * stride, mask=inside, other=INITIAL).to(TYPE))
+        tl.store(out + first + step * stride, total, mask=inside)
