@@ -45,3 +45,22 @@ def test_parameters_that_the_model_writes_become_mutated_inputs(tied: bool) -> N
         expected = module(x)
     found = reference.run(graph, {"x": x.numpy(), **{name: given[name] for name in written}})
     np.testing.assert_allclose(found["output"], expected.numpy(), rtol=1e-5)
+
+
+class _ReadBefore(nn.Module):
+    """A matrix that is read before an embedding scales its rows, or scaled to two norms."""
+
+    def __init__(self, norms: tuple[float, ...]) -> None:
+        super().__init__()
+        self.norms = norms
+        self.weight = nn.Parameter(torch.randn(5, 3) * 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = () if len(self.norms) > 1 else (self.weight.norm(dim=1),)
+        return *before, *(nn.functional.embedding(x, self.weight, max_norm=norm) for norm in self.norms)
+
+
+@pytest.mark.parametrize("norms", [(0.5,), (2.0, 0.5)])
+def test_a_matrix_is_written_whose_numbers_are_read_before_they_are_scaled(norms: tuple[float, ...]) -> None:
+    graph = import_model(_ReadBefore(norms).eval(), (torch.tensor([[0, 3], [3, 1]]),))
+    assert {value.name for value in graph.mutations} == {"weight"}

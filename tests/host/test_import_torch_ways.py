@@ -152,6 +152,11 @@ def _of_other_kinds(x: torch.Tensor) -> Any:
     return (x + 1, x.amax()) if x.shape[0] > 4 else (x.double(), None)
 
 
+def _of_like_names(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Two results of one name, and one whose name is that with a type."""
+    return {"y": x.long(), "y_float32": x + 1} if x.shape[0] > 2 else {"y": x, "y_float32": x * 3}
+
+
 class _OfObjects(nn.Module):
     """A buffer that is written, and an object whose parts are there for some sizes alone."""
 
@@ -164,7 +169,7 @@ class _OfObjects(nn.Module):
         return SimpleNamespace(logits=x.squeeze(0) + self.calls[0], sum=x.sum(0) if x.shape[0] > 3 else None)
 
 
-@pytest.mark.parametrize("function", [_squeezed, _rows, _of_other_kinds, _OfObjects().eval()])
+@pytest.mark.parametrize("function", [_squeezed, _rows, _of_other_kinds, _of_like_names, _OfObjects().eval()])
 def test_results_that_differ_in_kind_are_those_of_the_way(function: Any) -> None:
     module = function if isinstance(function, nn.Module) else None
     shapes = {"x": {0: ("n", 1, 7), 1: ("m", 1, 3)}} if function is _squeezed else {"x": {0: ("n", 1, 7)}}

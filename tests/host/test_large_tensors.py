@@ -32,6 +32,7 @@ from tilewright.library.select import candidates
 from tilewright.runtime.gpu_program import Resources
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
+from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.backend import NvidiaBackend
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -185,6 +186,19 @@ def test_residuals_of_products_are_found_by_64_bits() -> None:
         (node,) = b.finish().nodes
         function = Chain((node,), product, total, {}).written(ExtraReferences()).function
         assert ("row.to(tl.int64) * 4096" in function.source) is widened
+
+
+def test_rows_that_go_backwards_are_found_by_64_bits() -> None:
+    for side, widened in ((47000, True), (4700, False)):
+        b = GraphBuilder("backwards")
+        x = b.input("x", float16, (side, side))
+        turned = b.op("slice", [x], axis=0, start=side - 1, stop=-1, step=-1)
+        narrow = b.op("permute", [b.op("slice", [turned], axis=1, start=0, stop=side, step=40)], order=(1, 0))
+        b.output(b.op("relu", [narrow]), "y")
+        graph, target = b.finish(), CPUTarget.named("x86-64-v3")
+        (group,) = fuse(graph, target.kernels).groups
+        (call,) = candidates(group, graph, target)[0].stages[0].calls
+        assert (f"column.to(tl.int64) * -{side}" in call.kernel.source) is widened
 
 
 def test_longer_rows_are_not_sorted(tmp_path) -> None:

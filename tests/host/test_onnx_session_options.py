@@ -135,6 +135,9 @@ def test_files_of_constants_in_memory(rng: np.random.Generator, tmp_path: Path) 
     np.testing.assert_allclose(y, x * [1, 2, 3] + [4, 5, 6], rtol=1e-6)
     with pytest.raises(SettingsError, match="5 bytes, not 6"):
         options.add_external_initializers_from_files_in_memory(["data"], [b"12345"], [6])
+    for buffer, length in (("abc", 3), (b"abc", "3"), (np.zeros(6, np.uint8)[::2], 3)):
+        with pytest.raises(SettingsError, match="contiguous bytes"):
+            options.add_external_initializers_from_files_in_memory(["data"], [buffer], [length])
     options.files["data"] = data[:-1]
     with pytest.raises(SettingsError, match="for that file"):
         tw.InferenceSession(model, options)

@@ -225,6 +225,25 @@ def test_dynamic_shapes_need_one_engine(built: list[Any]) -> None:
     assert len(built) == 1
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: (x * n, n - x, x.int() * n, x / n),
+        lambda x, n: x * (n * 0.5) + (n // 2) + n % 3 + x.shape[0] * n,
+        lambda x, n: torch.lerp(x, x + 1, n * 0.1).clamp(max=n).roll(n, 1),
+        lambda x, n: x + torch.arange(n, n + x.shape[0])[:, None],
+    ],
+    ids=["products", "arithmetic", "arguments", "places"],
+)
+def test_whole_numbers_that_change_are_inputs(function: Any, dynamic: bool | None, built: list[Any]) -> None:
+    """Negative ones too: no size stands for them."""
+    run, x = compiled(function, dynamic=dynamic, fullgraph=True), torch.randn(2, 3)
+    for number in (2, 7, -24, 11):
+        torch.testing.assert_close(run(x, number), function(x, number), **TOLERANCE)
+    assert len(built) <= 2
+
+
 def test_a_squeeze_of_sizes_that_vary(built: list[Any]) -> None:
     """A size of 1 has a graph of its own, in which the result has another rank."""
     run = compiled(lambda x: x.squeeze() * 2, dynamic=True, fullgraph=True)

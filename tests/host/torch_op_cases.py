@@ -403,6 +403,7 @@ add("index_put", CUBE, [bools(2, 3)], lambda: torch.tensor(1.5, dtype=torch.floa
 add("index_put", CUBE, [None, bools(3)], floats(2, 1, 4))
 add("index_put", CUBE, [None, bools(3, 4)], floats(2, 1))
 add("index_put", CUBE, [None, bools(3)], floats(4), True)
+add("index_put", bools(3, 4), [bools(3, 4)], lambda: torch.tensor(True), True)
 add("index_put", floats(2, 3, 4, 2), [bools(2)], floats(4, 2))
 add("index_put", CUBE, [bools(2)], floats(3, 4), True)
 add("index_put_", CUBE, [lambda: torch.tensor([1])], floats(4))

@@ -43,7 +43,7 @@ class KernelFacts:
     padded_work_single: int = _least()  # those of float32,
     padded_side: int = _least()  # and rows and columns
     paired_rows: int = 0  # up to so many rows, rows of 16-bit right operands are read by pairs, ahead of the products,
-    pair_bytes: int = _least()  # if they begin at multiples of so many bytes
+    pair_bytes: int = _least(1)  # if they begin at multiples of so many bytes
     narrow_types: frozenset[DType] = frozenset()  # of 8 bits, whose products are faster than those of the same numbers
     # in wider floats: integers by int8 in int32, floats by floats in float32
     narrow_computed: bool = False  # integers on the right need not be constants

@@ -272,9 +272,13 @@ class Walker:
         name = target_name(node.target)
         rule = self._rule(node, name)
         try:
-            if isinstance(known, torch.SymInt) and not self.symbols.run_time:
+            computes = self.symbols.run_time or any(
+                isinstance(self.values.get(item), Value) and isinstance(item.meta.get("val"), Numeric)
+                for item in node.all_input_nodes
+            )
+            if isinstance(known, torch.SymInt) and not computes:
                 self._size(node, known)
-            elif isinstance(known, Numeric) and self.symbols.run_time:
+            elif isinstance(known, Numeric) and computes:
                 self._number(node, name, known)
             elif rule is nothing:
                 self._condition(node, name)

@@ -66,7 +66,10 @@ def share_outputs(graphs: Sequence[Graph], accepted: Sequence[Sequence[Sizes]]) 
     forget_constants_that_differ(graphs)
     widest = _widest(graphs)
     names = [name for name, _ in widest]
-    labels = [name if names.count(name) == 1 else f"{name}_{dtype.name}" for name, dtype in widest]
+    labels: list[str] = []
+    for name, dtype in widest:
+        others = {*names, *labels}
+        labels.append(name if names.count(name) == 1 else _other_than(others, f"{name}_{dtype.name}"))
     slots = dict(zip(labels, widest.values(), strict=True))
     kinds: dict[tuple[int, tuple[_Own, ...]], Any] = {}
     for graph, sizes in zip(graphs, accepted, strict=True):

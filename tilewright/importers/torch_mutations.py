@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -42,9 +44,18 @@ def _name(node: fx.Node) -> str:
 
 
 def _is_read_by_embeddings(node: fx.Node) -> bool:
-    """Whether it is a matrix whose rows were scaled, and embeddings alone read it, or copies of it."""
-    return _name(node) == "embedding_renorm" and _readers(node) <= _OF_EMBEDDINGS
+    """Whether it is a matrix whose rows were scaled, and embeddings alone read it and what it was made of, or copies of
+    these; if it is scaled again, then to the same norm."""
+    if _name(node) != "embedding_renorm":
+        return False
+    source: Any = node.args[0]
+    while _name(source) in _COPIES:
+        source = source.args[0]
+    readers = {*_readers(node), *_readers(source)}
+    norms = {reader.args[2:] for reader in readers if _name(reader) == "embedding_renorm"}
+    return {_name(reader) for reader in readers} <= _OF_EMBEDDINGS and len(norms) == 1
 
 
-def _readers(node: fx.Node) -> set[str]:
-    return {name for user in node.users for name in (_readers(user) if _name(user) in _COPIES else {_name(user)})}
+def _readers(node: Any) -> set[fx.Node]:
+    """The nodes that read the result of a node, or copies of it."""
+    return {reader for user in node.users for reader in (_readers(user) if _name(user) in _COPIES else {user})}

@@ -80,11 +80,13 @@ class _Input(NamedTuple):
 
 @dataclass(frozen=True)
 class _Imported:
-    """A part as a graph, and the positions of the arguments that are its inputs and its sizes, with their names."""
+    """A part as a graph, and the positions of the arguments that are its inputs, its sizes and other numbers, with
+    their names."""
 
     graph: Graph
     inputs: list[_Input]
     sizes: list[tuple[int, str]]
+    numbers: list[tuple[int, str]]
     strides: list[Strides | None]
 
 
@@ -94,6 +96,7 @@ class _Built:
     contents: Contents
     inputs: list[_Input]
     sizes: list[tuple[int, str]]
+    numbers: list[tuple[int, str]]
     strides: list[Strides | None]
 
 
@@ -149,6 +152,9 @@ class EnginePart:
         named = {each.name: _given(arguments[each.position], each) for each in built.inputs}
         for position, name in built.sizes:
             named[name] = torch.empty(arguments[position], dtype=torch.int8, device=self._device(arguments))
+        for position, name in built.numbers:
+            dtype = torch.float64 if isinstance(arguments[position], float) else torch.int64
+            named[name] = torch.tensor(arguments[position], dtype=dtype, device=self._device(arguments))
         try:
             values = built.engine.run(named).values()
         except TilewrightError as reason:
@@ -221,7 +227,7 @@ class EnginePart:
             how = build_quickly_first if self.settings.quick_start else build
             tuning, precision = self.settings.tuning, self.settings.precision
             engine = how(imported.graph, self.settings.target, tuning=tuning, precision=precision)
-        return _Built(engine, contents, imported.inputs, imported.sizes, imported.strides)
+        return _Built(engine, contents, imported.inputs, imported.sizes, imported.numbers, imported.strides)
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, TilewrightError) else repr(error)
@@ -262,12 +268,16 @@ class EnginePart:
         sizes = []
         for position, node in names:
             fake = node.meta["val"]
-            if isinstance(fake, torch.SymInt) and fake.node.expr.is_Symbol and str(fake.node.expr) not in symbols.sizes:
+            if _is_size(fake, symbols) and str(fake.node.expr) not in symbols.sizes:
                 symbols.name(fake.node.expr, None, node.name)
                 builder.input(node.name, dtype_of(torch.int8), symbols.shape([fake]))
                 sizes.append((position, node.name))
+        numbers = []
         for position, node in enumerate(placeholders):
             value = _placeholder(builder, symbols, walker, node, position in constants, constants.get(position))
+            if value is None and isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat)):
+                value = symbols.given_number(node.meta["val"], node.name)
+                numbers.append((position, node.name))
             if value is not None:
                 walker.values[node] = value
         for node in self.gm.graph.find_nodes(op="get_attr"):
@@ -286,7 +296,12 @@ class EnginePart:
             if isinstance(node.meta["val"], torch.Tensor) and isinstance(walker.values.get(node), (Value, Complex))
         ]
         strides = strides_of([node.meta["val"] for node in output.args[0]], symbols, placeholders)
-        return _Imported(builder.finish(), inputs, sizes, strides)
+        return _Imported(builder.finish(), inputs, sizes, numbers, strides)
+
+
+def _is_size(fake: Any, symbols: SymbolTable) -> bool:
+    """Whether an argument is a number that may be the size of something, not one that follows from others."""
+    return isinstance(fake, torch.SymInt) and fake.node.expr.is_Symbol and symbols.is_size(fake.node.expr)
 
 
 def _placeholder(

@@ -160,8 +160,8 @@ class Survey:
         elif isinstance(fake, (int, torch.SymInt)):
             try:
                 self._walker.values[node] = self._symbols.size(fake)
-            except Unsupported:
-                return  # it may be negative: what uses it stays
+            except Unsupported:  # it may be negative
+                self._walker.values[node] = self._symbols.given_number(fake, node.name)
         if self._walker.values.get(node) is None:
             self._walker.values.pop(node, None)
 

@@ -150,6 +150,12 @@ class SymbolTable:
             raise Unsupported(f"a number that is {expression}")
         return Emitter(self.builder).cast(computed_in_floats(Emitter(self.builder), self.size, expression), float64)
 
+    def given_number(self, value: Any, name: str) -> Value:
+        """A new input of the graph for a Python number that a call gives: an int64 or float64 without dimensions."""
+        number = self.builder.input(name, float64 if isinstance(value, torch.SymFloat) else int64, ())
+        self.numbers[str(value.node.expr)] = number
+        return number
+
     def always(self, condition: Any) -> bool:
         """Whether a condition on sizes, a sympy relation, holds for all of them, as far as can be told here."""
         if not isinstance(condition, sympy.core.relational.Relational):

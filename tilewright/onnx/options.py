@@ -105,7 +105,13 @@ class SessionOptions:
         if not len(names) == len(buffers) == len(lengths):
             raise SettingsError(f"there are {len(names)} names for {len(buffers)} buffers and {len(lengths)} lengths")
         for name, buffer, length in zip(names, buffers, lengths, strict=True):
-            data = memoryview(buffer).cast("B")[:length]
+            try:
+                data = memoryview(buffer).cast("B")[:length]
+            except TypeError:
+                raise SettingsError(
+                    f"the file {brief(name)} needs a buffer of contiguous bytes and their number, not "
+                    f"{type(buffer).__name__} and {brief(length)}"
+                ) from None
             if len(data) != length:
                 raise SettingsError(f"the buffer of the file {brief(name)} has {len(data)} bytes, not {brief(length)}")
             self.files[str(name)] = bytes(data)

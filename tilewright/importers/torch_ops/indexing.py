@@ -278,7 +278,8 @@ def _masked_put(call: TorchCall, x: Value, axis: int, mask: Value, values: Value
     """x with values, which are the same for all true elements of a mask of its dimensions from `axis` on."""
     mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - axis - mask.rank)))
     values = call.cast(values, x.dtype)
-    return call.op("where", mask, call.op("add", x, values) if accumulate else values, x)
+    added = call.op("logical_or" if x.dtype.is_bool else "add", x, values) if accumulate else values
+    return call.op("where", mask, added, x)
 
 
 def _is_counted_by_data(call: TorchCall) -> bool:

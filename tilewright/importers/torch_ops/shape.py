@@ -218,13 +218,18 @@ def flip(call: TorchCall, x: Value, dims: Sequence[int]) -> Value:
 
 
 @rule("roll.default")
-def roll(call: TorchCall, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Value:
+def roll(call: TorchCall, x: Value, shifts: Sequence[Size | Value], dims: Sequence[int] = ()) -> Value:
     """Each dimension as its last `shift` elements, then the rest."""
     if not dims:
         return call.reshape(roll(call, call.reshape(x, (-1,)), shifts, [0]), x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         axis = dim % x.rank
         extent = x.shape[axis]
+        if isinstance(shift, Value):  # a number that only the run knows
+            length = call.builder.number(1, int64) if extent == 0 else call.value(extent, int64)
+            places = call.op("remainder", call.op("subtract", call.iota(extent), shift), length)
+            x = call.op("gather", x, places, axis=axis)
+            continue
         cut = _cut(extent, shift)
         if cut != 0:
             x = call.op("concat", call.slice(x, axis, cut, extent), call.slice(x, axis, 0, cut), axis=axis)

@@ -269,7 +269,7 @@ class Writer:
                 assert isinstance(atom, Division)
                 text = self._division_text(atom)
             if self._may_be_narrow(atom):
-                most = max(0, upper_bound(lift(coefficient) * extent))
+                most = max(0, *(upper_bound(sign * lift(coefficient) * extent) for sign in (1, -1)))
                 narrow = most if wide else narrow + most
                 if narrow > 2**31 - 1:
                     text, wide = f"{text}.to(tl.int64)", True

@@ -30,8 +30,8 @@ from tilewright.library.reduce.problem import (
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-_COSTLY = ("cumlogsumexp",)  # running operations whose step takes far longer than to read an element twice
-_LANES = 16
+_COSTLY_STEPS = ("cumlogsumexp",)  # running operations whose step takes far longer than to read an element twice
+_LANES_OF_A_ROW = 16
 
 
 def cpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -100,8 +100,8 @@ def cumulative_call(group: Group) -> KernelCall:
     constants: dict[str, Any] = {
         "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op], "REVERSE": anchor.attributes["reverse"],
     }  # fmt: skip
-    if inner == 1 and anchor.op in _COSTLY:
-        constants |= {"LANES": _LANES, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype)}
+    if inner == 1 and anchor.op in _COSTLY_STEPS:
+        constants |= {"LANES": _LANES_OF_A_ROW, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype)}
         tensors = {"x": source, "out": anchor.output}
         return launch(cumulative_parts, tensors, {"length": length}, constants, (outer, 1, 1))
     constants["BLOCK"] = block = min(inner, COLUMN_CHUNK) if isinstance(inner, int) else COLUMN_CHUNK
