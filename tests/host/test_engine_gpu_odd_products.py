@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.passes import align_products
+from tilewright.targets.kernels import GPU_KERNELS
+from tilewright.targets.nvidia import target as nvidia
 
 
 @pytest.mark.slow(but_every=3)
@@ -54,7 +57,7 @@ def test_large_products_of_float32(
     transposed: bool, driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their depth is filled up, and columns where rows of the right operand run along them."""
-    monkeypatch.setitem(align_products._LEAST_WORK, 32, 1 << 20)
+    monkeypatch.setattr(nvidia, "GPU_KERNELS", replace(GPU_KERNELS, padded_work_single=1 << 20))
     w = rng.standard_normal((259, 61) if transposed else (61, 259)).astype(np.float32)
     b = GraphBuilder("odd")
     product = b.op("matmul", [b.input("x", float32, (257, 61)), b.constant(w)], transpose_b=transposed)
@@ -76,8 +79,7 @@ def test_transposed_left_operands_of_any_depth(
 ) -> None:  # fmt: skip
     """Depths of operands without rows along them are not filled up, and odd rows are read as they lie if columns are
     few; else there are copies."""
-    monkeypatch.setitem(align_products._LEAST_WORK, 16, 1)
-    monkeypatch.setattr(align_products, "_LEAST_USE", 1)
+    monkeypatch.setattr(nvidia, "GPU_KERNELS", replace(GPU_KERNELS, padded_work=1, padded_use=1))
     b = GraphBuilder("turned")
     x, w = b.input("x", float16, (depth, rows)), b.input("w", float16, (depth, columns))
     b.output(b.op("matmul", [b.op("permute", [x], order=(1, 0)), w]), "y")
