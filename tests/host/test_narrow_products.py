@@ -345,7 +345,8 @@ def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator, dtyp
     stored = [value.dtype for group in groups for value in group.outputs if group.kind == "contraction"]
     assert stored == [uint8, uint8]
     (found,), (expected,) = results(graph, x=integers(rng, (1, 32, 6, 5), uint8))
-    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1 and np.mean(found != expected) < 0.04
+    most = 1 if dtype == float32 else 2  # a step of what is stored between, and one of the sum in 16 bits
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= most and np.mean(found != expected) < 0.04
 
 
 def test_sums_beyond_float32_are_exact() -> None:

@@ -33,6 +33,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 @pytest.fixture(autouse=True)
 def interpreted() -> Iterator[None]:
+    calls._PREPARED.clear()  # of which `names` reads the last one
     with settings.scope(interpret=True):
         yield
 
