@@ -38,12 +38,12 @@ class KernelFacts:
     row_bytes: int = _least()  # rows of matrices that begin at multiples of so many bytes are copied as tiles
     tile_columns: int = 0  # which one tile has
     transposed_types: frozenset[DType] = frozenset()  # of left operands that are read transposed, as they lie
-    padded_work: int = _least()  # multiply-adds of 16 bits that are worth copies of operands into whole rows,
-    padded_use: int = _least()  # with each number that is copied;
-    padded_work_single: int = _least()  # those of float32,
-    padded_side: int = _least()  # and rows and columns
-    paired_rows: int = 0  # up to so many rows, rows of 16-bit right operands are read by pairs, ahead of the products,
-    pair_bytes: int = _least(1)  # if they begin at multiples of so many bytes
+    padded_work: int = _least()  # multiply-adds of 16-bit products whose operands are worth copying into whole rows
+    padded_use: int = _least()  # multiply-adds with each number that such a copy moves
+    padded_work_single: int = _least()  # `padded_work` of float32
+    padded_side: int = _least()  # rows and columns of float32 products whose operands are copied
+    paired_rows: int = 0  # most rows of products that read rows of a 16-bit right operand by pairs
+    pair_bytes: int = _least(1)  # of whose multiples the addresses of such rows are
     narrow_types: frozenset[DType] = frozenset()  # of 8 bits, whose products are faster than those of the same numbers
     # in wider floats: integers by int8 in int32, floats by floats in float32
     narrow_computed: bool = False  # integers on the right need not be constants
@@ -60,13 +60,13 @@ class KernelFacts:
     copied_pixel: int = 0  # or of pixels of so many bytes of 16-bit numbers, for windows of three columns
     plane_columns: int = 0  # output channels of a group that one program of channels-first images has all of
     plane_taps: int = 0  # of a line of windows that such a program writes out one after the other
-    pooled_taps: int = 0  # of a window of a pool that one thread has: larger ones are reduced as rows are,
-    pooled_windows: int = 0  # and along several axes one after the other up to so many windows
+    pooled_taps: int = 0  # of the largest window of a pool that one thread computes; larger ones are reductions
+    pooled_windows: int = 0  # most windows that are reduced along one axis after the other
     shared_taps: int = 0  # of channels-last windows that a thread has parts of in registers
 
     # Attention
-    block_queries: int = 0  # of a head, all of which a kernel has in one block,
-    block_keys: int = 0  # with so many keys: windows of images
+    block_queries: int = 0  # most queries of a head that a kernel has in one block (windows of images)
+    block_keys: int = 0  # most keys of such a block
     widest_head: int = 0  # bytes of a head of which 16 rows of keys and values have room in shared memory
     register_head: int = 0  # numbers of a head all of which are kept in registers
 

@@ -40,6 +40,9 @@ ABSENT = {
     "OrtSparseFormat": "sparse tensors are not taken as inputs: give dense arrays",
     "OrtSyncStream": "a run uses the current stream of the tensors that it is given",
     "SessionIOBinding": "use InferenceSession.io_binding()",
+    "import_capi_exception": "there is no compiled module that could fail to load",
+    "package_name": "the package is tilewright",
+    "version": "use tilewright.onnx.get_version_string()",
     "cuda_version": "the CUDA driver alone is used: tilewright.onnx.get_device() says whether there is one",
     "print_debug_info": "run `tilewright doctor`",
     "set_default_logger_callback": "messages go to the logger 'tilewright' of Python's logging: add a handler to it",
@@ -47,7 +50,7 @@ ABSENT = {
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """Nothing: what is told follows from the severity alone."""
+    """Does nothing: the severity alone decides what is logged."""
 
 
 def get_version_string() -> str:
@@ -56,16 +59,16 @@ def get_version_string() -> str:
 
 
 def get_build_info() -> str:
-    """What built it, in words."""
+    """The library's name and version."""
     return f"tilewright {__version__}"
 
 
 def enable_telemetry_events() -> None:
-    """Nothing: tilewright never sends anything."""
+    """Does nothing: tilewright never sends anything."""
 
 
 def disable_telemetry_events() -> None:
-    """Nothing: tilewright never sends anything."""
+    """Does nothing: tilewright never sends anything."""
 
 
 def has_collective_ops() -> bool:
@@ -74,7 +77,7 @@ def has_collective_ops() -> bool:
 
 
 def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None) -> None:
-    """Nothing: the driver's library is loaded when a GPU is first used, and no others are."""
+    """Does nothing: the driver's library is loaded when a GPU is first used, and no others are."""
 
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:

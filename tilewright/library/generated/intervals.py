@@ -13,7 +13,7 @@ _ANY: Interval = (float("-inf"), float("inf"))
 
 
 def interval(root: Expression) -> Interval:
-    """The least and the greatest number that an expression may be: what its operations give, or else its type."""
+    """The least and the greatest value of an expression: what its operations give, or else the limits of its type."""
     known: dict[int, Interval] = {}
     pending = [root]
     while pending:

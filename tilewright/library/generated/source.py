@@ -226,7 +226,7 @@ class Writer:
         self._starts: dict[Value, int] = {}
         self._count = 0
         self.rounds_once = False  # what is stored in 16 bits or fewer is not rounded to 16 bits on the way
-        self.narrow_rows = False  # rows are numbers of 32 bits, too, in some of the kernels that call what is written
+        self.narrow_rows = False  # some of the kernels that call this have rows in 32 bits
         self.rounds_before_widening = True  # what is stored in more bits than it was computed for
 
     def give(self, value: Value, text: str) -> None:
