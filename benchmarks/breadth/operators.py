@@ -53,7 +53,7 @@ def mathematical(draw: Draw) -> Drawn:
 
 @family
 def activated(draw: Draw) -> Drawn:
-    """Activations of every name, by themselves or behind a bias for each column."""
+    """All activations, alone or after a bias for each column."""
     rows, columns = draw.rows(1 << 24)
     dtype = draw.dtype()
     x, bias = draw.tensor(rows, 2 * (columns // 2 + 1), dtype=dtype), draw.tensor(2 * (columns // 2 + 1), dtype=dtype)

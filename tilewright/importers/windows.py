@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.graph.core import Value
 from tilewright.graph.inference import window_extent
 from tilewright.importers.emitter import Emitter
-from tilewright.symbolic import Size, lift, lower_bound, simplify
+from tilewright.symbolic import Size, lift, simplify
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,7 @@ def _folded(emit: Emitter, x: Value, place: int, axis: WindowAxis) -> Value:
     """One axis: [.., taps, windows, ..] -> [.., extent, ..]."""
     total = None
     for piece, start in _pieces(emit, x, place, axis):
-        length = simplify(lift(piece.shape[place]) + axis.reach)
-        rest = max(
-            0, lower_bound(simplify(lift(axis.extent) + axis.padding[0] - length))
-        )  # what no window sees at the end
-        pads = [(start, axis.reach - start + rest) if other == place else (0, 0) for other in range(piece.rank)]
+        pads = [(start, axis.reach - start) if other == place else (0, 0) for other in range(piece.rank)]
         moved = emit.op("pad", piece, pads=pads) if pads[place] != (0, 0) else piece
         moved = emit.slice(moved, place, axis.padding[0], simplify(lift(axis.extent) + axis.padding[0]))
         total = moved if total is None else emit.op("add", total, moved)

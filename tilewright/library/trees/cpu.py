@@ -15,7 +15,7 @@ from tilewright.library.trees.kernel import tree_leaves
 from tilewright.symbolic import ceil_divide, lift, simplify, upper_bound
 from tilewright.targets.base import Target
 
-_ROWS = 256  # whose numbers and leaves the inner caches hold beside the nodes of a tree
+_ROWS = 256  # of a program: their inputs and leaves fit in the inner caches together with the nodes of a tree
 _TREES = 128  # of a program, so that a few rows have work for several threads
 _LANES = 64  # several vectors, which wait for memory together
 _STEP = 6  # operations of a lane
