@@ -188,11 +188,18 @@ def test_sizes_in_a_list_must_have_the_right_sum() -> None:
 
 def test_a_number_that_may_be_negative_where_a_size_is_needed_is_fixed() -> None:
     x, n = numbers(2)[0]
-    engine = tilewright.compile(lambda x, n: x.roll(n.item(), 0), (x, n))
-    assert torch.equal(engine(x, n), x.roll(2, 0))
+    engine = tilewright.compile(lambda x, n: torch.nn.functional.pad(x, (n.item(), -n.item())), (x, n))
+    assert torch.equal(engine(x, n), torch.nn.functional.pad(x, (2, -2)))
     with pytest.raises(InputError, match=r"n.item\(\)"):
         engine(x, torch.tensor(3))
     assert any("say that it is not: torch._check(number >= 0)" in remark for remark in engine.remarks)
+
+
+def test_rows_are_rolled_by_a_number_that_may_be_negative() -> None:
+    x, n = numbers(2)[0]
+    engine = tilewright.compile(lambda x, n: x.roll(n.item(), 0), (x, n))
+    for shift in (2, 0, -1, 17):
+        assert torch.equal(engine(x, torch.tensor(shift)), x.roll(shift, 0))
 
 
 def in_chunks(x: Any) -> tuple[Any, ...]:
