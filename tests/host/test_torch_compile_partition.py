@@ -412,6 +412,30 @@ def test_parts_that_are_too_small_stay(built: list[Any], caplog: pytest.LogCaptu
     assert "parts too small" in caplog.text and "3 times, first: aten.special_laguerre_polynomial_l" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("body", "shape", "engines"),
+    [
+        (lambda m, x: (x > 0).nonzero(), (4, 6), 0),
+        (lambda m, x: torch.masked_select(x.exp(), x > 0), (4, 6), 0),
+        (lambda m, x: torch.unique((x[:, 0] * 10).long()), (4, 6), 0),
+        (lambda m, x: torch.unique(x.relu()) * 2, (4, 6), 0),  # after the break too
+        (lambda m, x: (x > 0).nonzero(), (80, 90), 1),  # enough elements
+        (lambda m, x: (x * 2 + x.exp() > 0).nonzero(), (4, 6), 1),  # enough operations
+        (lambda m, x: torch.unique(x.cumsum(1)), (4, 6), 1),  # not elementwise
+        (lambda m, x: torch.unique(m.a(x)), (4, 6), 1),
+    ],
+)
+def test_pieces_between_graph_breaks_that_are_too_small_stay(
+    built: list[Any], caplog: pytest.LogCaptureFixture, body: Any, shape: tuple[int, ...], engines: int
+) -> None:
+    module = Module(body, **layers(a=(6, 8)))
+    with caplog.at_level(logging.INFO, logger="tilewright"), torch.no_grad():
+        torch.testing.assert_close(compiled(module)(rows(*shape)), module(rows(*shape)))
+    assert len(built) == engines
+    assert ("between graph breaks stay with PyTorch" in caplog.text) == (not engines)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
 def test_operations_without_which_an_engine_can_be_built(
     monkeypatch: pytest.MonkeyPatch, built: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:

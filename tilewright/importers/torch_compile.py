@@ -20,6 +20,7 @@ from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
@@ -103,7 +104,10 @@ def backend(
         precision = precision or (_precision_on(kind) if target == "auto" else IEEE)
         _fix_head_widths(gm)
         chosen = PartSettings(place, precision, tuning, strict, quick_start and get_target(place).compiles_quickly)
-        return _compile(gm, example_inputs, _Compiler(device, chosen, _overlap(example_inputs)))
+        compiler = _Compiler(device, chosen, _overlap(example_inputs), not strict and _is_between_breaks(gm))
+        run = _compile(gm, example_inputs, compiler)
+        # What stays whole runs as it is: AOT's steps around it take time.
+        return gm.forward if compiler.left_whole and not strict else run
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise
     except Exception as error:  # of AOT too, which cannot trace the gradients of some graphs that run well without them
@@ -165,6 +169,17 @@ def _wants_full_graph() -> bool:
     """Whether the graph that Dynamo hands over just now is compiled with ``fullgraph=True``."""
     try:
         return bool(InstructionTranslator.current_tx().one_graph)
+    except (AttributeError, LookupError):  # called by something else than Dynamo
+        return False
+
+
+def _is_between_breaks(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo made a graph of a piece of a function, and PyTorch runs what comes after it, or came before."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is not None and reason.graph_break:
+        return True
+    try:
+        return InstructionTranslator.current_tx().f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
     except (AttributeError, LookupError):  # called by something else than Dynamo
         return False
 
@@ -231,12 +246,17 @@ def _overlap(example_inputs: Sequence[Any]) -> bool:
 
 
 class _Compiler:
-    """AOT's inner compiler for one graph, some of whose arguments may `overlap`."""
+    """AOT's inner compiler for one graph, some of whose arguments may `overlap`.
 
-    def __init__(self, device: str, settings: PartSettings, overlap: bool) -> None:
+    `left_whole` says whether it left all of the graph to PyTorch.
+    """
+
+    def __init__(self, device: str, settings: PartSettings, overlap: bool, between_breaks: bool) -> None:
         self.device = device
         self.settings = settings
         self.overlap = overlap
+        self.between_breaks = between_breaks
+        self.left_whole = False
         self.divisions = 0
 
     def __call__(self, gm: fx.GraphModule, constants: bool) -> Callable[..., Any]:
@@ -255,7 +275,8 @@ class _Compiler:
         if survey.refused and self.settings.strict:
             return make_boxed_func(functools.partial(_refuse, problems))
         if problems:
-            logger.log(logging.INFO if self.settings.strict else logging.WARNING, "%s", problems)
+            level = logging.WARNING if survey.stays and not self.settings.strict else logging.INFO
+            logger.log(level, "%s", problems)
         return make_boxed_func(module.forward)
 
     def _divide(self, gm: fx.GraphModule, constants: set[fx.Node]) -> tuple[fx.GraphModule, Survey, str]:
@@ -264,7 +285,8 @@ class _Compiler:
         known: dict[fx.Node, ImportProblem] = {}
         while True:
             survey = Survey(gm, constants, self.device, known)
-            partition = Partition(gm, constants, survey.is_kept)
+            partition = Partition(gm, constants, survey.is_kept, between_breaks=self.between_breaks)
+            self.left_whole = not partition.parts
             try:
                 module = partition.assemble(self._part)
             except NotImported as refused:  # what a rule knew of a graph as a whole, it may not know of a part
@@ -296,6 +318,9 @@ class _Compiler:
 
 def _report(survey: Survey, partition: Partition) -> str:
     """What stays with PyTorch, and why; nothing where all is compiled."""
+    if not survey.stays and partition.small:
+        operations = _counted(len(partition.small), "operation")
+        return f"torch.compile: {operations} between graph breaks stay with PyTorch: too little work for an engine"
     if not survey.stays:
         return ""
     compiled = {node for part in partition.parts for node in part.members if part.results and not is_getitem(node)}

@@ -5,7 +5,7 @@
    keep their order.
 2. *Too small*: a part of fewer than `LEAST_NODES` operations, none of them a product, convolution, norm, recurrent
    cell, branch or loop, stays with PyTorch, where something stays anyway: a call of an engine costs as much as a few
-   operations of PyTorch.
+   operations of PyTorch. Of a graph between graph breaks that holds for elementwise operations on few elements.
 3. *Borders*: views, and what depends on parameters alone, belong to no part. Each part that reads one has it inside,
    and PyTorch makes those it needs itself, so that parameters stay constants and views stay views. A view that has
    fewer elements than what it looks at is made by the part that computes this.
@@ -40,6 +40,9 @@ from tilewright.importers.torch_ops import contraction, normalization, recurrent
 from tilewright.importers.torch_symbols import linear_in
 
 LEAST_NODES = 3
+# What an engine of fewer operations saves between graph breaks does not pay for its call: up to so many elements.
+_FEW_ELEMENTS = {"cpu": 1 << 12, "cuda": 1 << 20}
+_ELEMENTWISE = ("aten._to_copy.default", "prims.convert_element_type.default")  # without PyTorch's tag for it
 _LARGE = CONTROL.union(*(table.TABLE.rules for table in (contraction, normalization, recurrent)))
 
 MakePart = Callable[[fx.GraphModule, list[int]], Callable[..., Any]]
@@ -65,9 +68,12 @@ class Partition:
         constants: Collection[fx.Node],
         runs_in_torch: Callable[[fx.Node], bool],
         first: Collection[fx.Node] = (),
+        between_breaks: bool = False,
     ) -> None:
-        """`runs_in_torch` tells which calls PyTorch runs; those of `first`, if any, are a part before all others."""
+        """`runs_in_torch` tells which calls PyTorch runs; those of `first`, if any, are a part before all others;
+        `between_breaks`: that PyTorch runs what comes before or after the graph."""
         self.gm = gm
+        self.between_breaks = between_breaks
         self.constants = frozenset(constants)
         self.runs_in_torch = runs_in_torch
         self.free = self._free_nodes(constants)
@@ -157,9 +163,12 @@ class Partition:
 
     def _leave_small_ones(self) -> bool:
         """Leave parts that are too small to PyTorch; True where there were some."""
-        if not any(self.runs_in_torch(node) for node in self.work):
+        if any(self.runs_in_torch(node) for node in self.work):
+            small = [phase for phase in self.parts if _is_small(phase.nodes)]
+        elif self.between_breaks:
+            small = [phase for phase in self.parts if _is_small(phase.nodes) and all(map(_is_quick, phase.nodes))]
+        else:
             return False
-        small = [phase for phase in self.parts if _is_small(phase.nodes)]
         self.small.update(node for phase in small for node in phase.nodes)
         return bool(small)
 
@@ -350,3 +359,13 @@ class Partition:
 
 def _is_small(nodes: Sequence[fx.Node]) -> bool:
     return len(nodes) < LEAST_NODES and not any(target_name(node.target) in _LARGE for node in nodes)
+
+
+def _is_quick(node: fx.Node) -> bool:
+    """Whether a call computes few elements one by one, which takes PyTorch about as long as starting it."""
+    operation = node.target
+    tags = operation.tags if isinstance(operation, torch._ops.OpOverload) else ()
+    if torch.Tag.pointwise not in tags and target_name(operation) not in _ELEMENTWISE:
+        return False
+    fakes = [fake for fake in fakes_of(node) if isinstance(fake, torch.Tensor)]
+    return all(elements(node) <= _FEW_ELEMENTS.get(fake.device.type, 0) for fake in fakes)
