@@ -319,3 +319,17 @@ def test_tiles_with_a_short_side_are_long() -> None:
     b.output(y, "y")
     call = elementwise_call(b.finish().nodes, [Result(y, y)], {}, NvidiaTarget.named("sm_90a"))
     assert call.constants == {"TILE_ROWS": 256, "TILE_COLUMNS": 8}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "elements", "times"),
+    [((float16,), 1 << 22, 2), ((float16,), 1 << 21, 1), ((float32,), 1 << 22, 1), ((bfloat16, bfloat16), 1 << 22, 1),
+     ((int8,), (1 << 22) + 8, 4), ((int8, float16), 1 << 23, 1)],
+)  # fmt: skip
+def test_programs_that_read_few_bytes_take_more_elements(dtypes: tuple[DType, ...], elements: int, times: int) -> None:
+    b = GraphBuilder("few")
+    inputs = [b.op("cast", [b.input(f"x{n}", dtype, (elements,))], dtype=float32) for n, dtype in enumerate(dtypes)]
+    y = b.op("exp", [inputs[0] if len(inputs) == 1 else b.op("add", inputs)])
+    b.output(y, "y")
+    call = elementwise_call(b.finish().nodes, [Result(y, y)], {}, NvidiaTarget.named("sm_90a"))
+    assert call.constants == {"BLOCK": 1024 * times}

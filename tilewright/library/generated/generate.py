@@ -57,8 +57,9 @@ _LARGE_TILES = 512  # which keep all processors of a GPU busy
 _NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
 _LOOKED_UP = 4  # tensors of which a flat kernel looks elements up
 _SMALL_SHARE = 16  # times that such a tensor goes into the results
-_MANY_WRITTEN = 1 << 22  # elements of kernels that read little, whose programs take `_WRITTEN` times as many
-_WRITTEN = 4
+_MANY_MOVED = 1 << 22  # elements of kernels whose programs take more of them where they read few bytes
+_WRITTEN = 4  # times as many where nothing large is read
+_READ_BYTES = 4  # of an element that are enough: 32 bytes of a thread, on their way while others come and go
 _NEAR = 4  # elements from one that a GPU's thread reads to its neighbour's, which lie in one line of a cache
 _SMALL_PLANE = 512  # elements that lie together, of which threads read in any order what their warp reads together
 _TINY_TILE = 64
@@ -389,6 +390,8 @@ def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
         references.result(store.target)
     total: Size = variables[0].extent if variables else 1
     block = loops.block(total) if loops.blocks else FLAT_BLOCK
+    if loops.blocks and traced.read():
+        block *= _times_as_many(traced)
     if isinstance(total, int) and not loops.blocks:
         programs = 1 if total <= 2048 else 2 * -(-total // (2 * FLAT_BLOCK))
         block = -(-total // programs)
@@ -461,8 +464,7 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     outer, inner = variables[:-1], variables[-1]
     rows = product([variable.extent for variable in outer])
     block = loops.block(product([rows, inner.extent]))
-    if _reads_little(traced):
-        block *= _WRITTEN
+    block *= _times_as_many(traced)
     columns = _column_block(inner.extent, block) if isinstance(inner.extent, int) else block
     count = block // columns
     names = names_of(len(outer), "row")
@@ -481,14 +483,18 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
 
 
-def _reads_little(traced: _Traced) -> bool:
-    """Whether a kernel of many elements reads few: its programs wait for what they read, then only write."""
+def _times_as_many(traced: _Traced) -> int:
+    """How many times the usual elements a program takes: of a kernel of many elements that reads few bytes, each
+    program waits for what it reads, then only writes."""
     total = product(traced.extents)
-    if not isinstance(total, int) or total < _MANY_WRITTEN:
-        return False
-    items = (item for store in traced.stores for item in walk(store.expression))
-    read = [product(item.value.shape) for item in items if isinstance(item, Load)]
-    return not traced.tracer.loaded and all(isinstance(count, int) and _SMALL_SHARE * count <= total for count in read)
+    if not isinstance(total, int) or total < _MANY_MOVED or traced.tracer.loaded:
+        return 1
+    items = [item for store in traced.stores for item in walk(store.expression)]
+    read = {item.value: product(item.value.shape) for item in items if isinstance(item, Load)}
+    if not all(isinstance(count, int) for count in read.values()):
+        return 1
+    large = [value.dtype.itemsize for value, count in read.items() if _SMALL_SHARE * expected(count) > total]
+    return max(1, _READ_BYTES // sum(large)) if large else _WRITTEN
 
 
 def _column_block(columns: int, block: int) -> int:

@@ -47,13 +47,14 @@ def item_size(operation: Operation) -> int:
 def plan_accesses(function: Function, facts: Mapping[SSAValue, AxisInfo]) -> dict[Operation, Access]:
     """Of every access to a block; those of one shape that run along one axis get equally many elements a thread."""
     found: dict[Operation, tuple[Facts, int, int]] = {}
-    runs: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
+    runs: dict[tuple[tuple[int, ...], int], list[tuple[int, int, bool]]] = {}
     for operation in function.walk():
         if operation.opcode in ACCESSES and operation.operands[0].type.rank:
             known, size = access_facts(operation, facts), item_size(operation)
             axis = transfer.fastest_axis(known, size)
             found[operation] = known, size, axis
-            runs.setdefault((operation.operands[0].type.shape, axis), []).append((known.run(axis, size), size))
+            run = known.run(axis, size), size, operation.opcode == "store"
+            runs.setdefault((operation.operands[0].type.shape, axis), []).append(run)
     plan = {}
     for operation, (known, size, axis) in found.items():
         width = transfer.common_width(runs[operation.operands[0].type.shape, axis])

@@ -31,6 +31,7 @@ from tilewright.passes.axis_info import AxisInfo
 SECTOR_BYTES = 32  # what memory moves at least
 _EXCHANGE_BYTES = 48 << 10  # of shared memory for one conversion, where steps allow it
 _THREAD_BYTES = 32  # of one access of a thread: two vectors, so that lanes still share sectors
+_WRITTEN_BYTES = 16  # of what is stored: each vector goes to memory by itself, and two of them fill sectors in halves
 
 
 def padded(shape: Sequence[int]) -> tuple[int, ...]:
@@ -113,12 +114,13 @@ def fastest_axis(facts: Facts, itemsize: int) -> int:
     return min(axes, key=lambda axis: (-facts.run(axis, itemsize), -facts.contiguity[axis], -axis))
 
 
-def common_width(runs: Sequence[tuple[int, int]]) -> int:
-    """Elements to a thread for accesses of one shape that run along one axis, given their (run, item size).
+def common_width(runs: Sequence[tuple[int, int, bool]]) -> int:
+    """Elements to a thread for accesses of one shape that run along one axis, given (run, item size, stored) of each.
 
-    The widest of them, but no more than `_THREAD_BYTES` of the widest element type.
+    The widest of them, but no more than `_THREAD_BYTES` of the widest element type, `_WRITTEN_BYTES` of stored ones.
     """
-    return max(1, min(max(run for run, _ in runs), _THREAD_BYTES // max(size for _, size in runs)))
+    most = min((_WRITTEN_BYTES if stored else _THREAD_BYTES) // size for _, size, stored in runs)
+    return max(1, min(max(run for run, _, _ in runs), most))
 
 
 def reshapes_bits(before: Sequence[int], after: Sequence[int]) -> bool:
