@@ -1,4 +1,4 @@
-"""Pools that GPUs compute by other kernels than those of windows: parts of an axis, padded images, few windows."""
+"""Pools, sums and interpolation that GPUs compute by other kernels than those of windows, rows and products."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import pytest
 from tests.host.cuda_stand_in import Driver
 from tests.rounding import graph_bounds
 from tilewright.build.builder import build
-from tilewright.dtypes import DType, float16, float32
+from tilewright.dtypes import DType, float16, float32, int1, int8, int16, int32, int64, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
+from tilewright.importers import images
+from tilewright.importers.emitter import Emitter
+from tilewright.targets.registry import get_target, graph_passes
 
 
 def check(graph: Graph, launches: int, rng: np.random.Generator) -> None:
@@ -37,6 +41,93 @@ def test_extremes_of_parts_are_one_reduction(
     seen = [b.op("slice", [x], axis=axis, start=start, stop=stop) for start, stop in edges]
     b.output(b.op("concat", [b.op(op, [part], axes=(axis,), keepdims=True) for part in seen], axis=axis), "y")
     check(b.finish(), 1, rng)
+
+
+@pytest.mark.parametrize("op", ["reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_product"])
+@pytest.mark.parametrize(("axis", "length", "step"), [(1, 8, 1), (2, 3, 2), (0, 2, 2), (1, 10, 1)])
+@pytest.mark.parametrize("dtype", [float32, float16])
+def test_few_neighbours_are_reduced_by_element(
+    op: str, axis: int, length: int, step: int, dtype: DType, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("moving")
+    x = b.input("x", dtype, (4, 23, 7))
+    count = (x.shape[axis] - length) // step + 1
+    frames = b.op("frames", [x], axis=axis, count=count, length=length, step=step)
+    last = b.op("permute", [frames], order=(*range(axis + 1), *range(axis + 2, 4), axis + 1))
+    b.output(b.op(op, [last], axes=(3,), keepdims=length == 3), "y")
+    graph = b.finish()
+    check(graph, 1, rng)
+    ops = [node.op for node in optimize(graph, graph_passes([get_target("cuda:sm_90a")])).nodes]
+    assert (op in ops) == (length > 9)
+
+
+@pytest.mark.parametrize("dtype", [float32, float16])
+@pytest.mark.parametrize(("height", "width", "launches"), [(33, 37, 1), (16, 9, 1), (5, 60, 2)])
+def test_interpolation_looks_pixels_up(
+    height: int, width: int, launches: int, dtype: DType, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("interpolation")
+    x = b.input("x", dtype, (2, 3, 16, 20))
+    emit = Emitter(b)
+    for axis, size in ((2, height), (3, width)):
+        places = (np.arange(size) + 0.5) * x.shape[axis] / size - 0.5
+        x = images.mix(emit, x, axis, images.interpolation_matrix(places, x.shape[axis]))
+    b.output(x, "y")
+    graph = b.finish()
+    check(graph, launches, rng)  # a line that is read many times is made first
+    assert "matmul" not in [node.op for node in optimize(graph, graph_passes([get_target("cuda:sm_90a")])).nodes]
+
+
+def test_products_with_few_or_many_numbers_stay(rng: np.random.Generator) -> None:
+    b = GraphBuilder("products")
+    x, wide = b.input("x", float32, (5, 3)), b.input("wide", float32, (5, 40))
+    dense, empty = rng.standard_normal((40, 7)), np.eye(40)
+    empty[:, 3] = 0
+    for factor, given in ((np.eye(3), x), (dense, wide), (empty, wide)):
+        b.output(b.op("matmul", [given, b.constant(factor.astype(np.float32))]))
+    ops = [node.op for node in optimize(b.finish(), graph_passes([get_target("cuda:sm_90a")])).nodes]
+    assert ops.count("matmul") == 3
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(("op", "places"), [("reduce_max", "argmax"), ("reduce_min", "argmin")])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_extremes_whose_places_are_asked_for_are_looked_up(
+    axis: int, op: str, places: str, keepdims: bool, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("extremes")
+    x, scaled = b.input("x", float16, (37, 21)), b.input("scaled", float32, (37, 21))
+    double = b.op("multiply", [scaled, b.number(2.0, float32)])
+    for name, value in (("given", x), ("computed", double)):
+        b.output(b.op(op, [value], axes=(axis,), keepdims=keepdims), name)
+        b.output(b.op(places, [value], axis=axis, keepdims=keepdims), f"{name}_places")
+    graph = b.finish()
+    ops = [node.op for node in optimize(graph, graph_passes([get_target("cuda:sm_90a")])).nodes]
+    assert (ops.count(op), ops.count(places), ops.count("gather_elements")) == (1, 2, 1)
+    inputs = {value.name: rng.standard_normal(value.shape).astype(value.dtype.numpy) for value in (x, scaled)}
+    inputs["x"][5, 3] = inputs["x"][9, 3] = np.nan
+    found, wanted = build(graph, "cuda:sm_90a").run(inputs), run(graph, inputs)
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "narrow"),
+    [(int8, 300, True), (uint8, 300, True), (int1, 300, True), (int16, (1 << 16) - 1, True), (int16, 1 << 16, False),
+     (int32, 300, False)],
+)  # fmt: skip
+def test_sums_of_narrow_integers_are_in_32_bits(
+    dtype: DType, rows: int, narrow: bool, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("narrow")
+    x = b.input("x", dtype, (rows, 3))
+    b.output(b.op("reduce_sum", [b.op("cast", [x], dtype=int64)], axes=(0,), keepdims=False), "y")
+    graph = b.finish()
+    nodes = optimize(graph, graph_passes([get_target("cuda:sm_90a")])).nodes
+    assert [node.output.dtype for node in nodes if node.op == "reduce_sum"] == [int32 if narrow else int64]
+    least = np.iinfo(dtype.numpy).min if dtype.bits > 1 else True
+    inputs = {"x": np.full(x.shape, least, dtype.numpy)}
+    np.testing.assert_array_equal(build(graph, "cuda:sm_90a").run(inputs)["y"], run(graph, inputs)["y"])
 
 
 @pytest.mark.parametrize("dtype", [float32, float16])

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.special import polynomial
+from tilewright.importers.formulas import polynomial
 
 _SERIES_TO = 2.0
 _QUADRATURE_POINTS = 40

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.special import polynomial
+from tilewright.importers.formulas import polynomial
 
 _HANKEL_FROM = 25.0  # where Hankel's series begin
 _SERIES_TERMS = 24

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
@@ -13,6 +13,14 @@ from tilewright.importers.emitter import Emitter, Number
 
 Unary = Callable[[Emitter, Value], Value]
 P = ParamSpec("P")
+
+
+def polynomial(emit: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
+    """The sum of c_k x^k."""
+    total = emit.builder.number(coefficients[-1], x.dtype)
+    for coefficient in reversed(coefficients[:-1]):
+        total = emit.op("add", emit.op("multiply", total, x), coefficient)
+    return total
 
 
 def log1p(emit: Emitter, x: Value) -> Value:
@@ -106,33 +114,44 @@ def inverse_hyperbolic_tangent(emit: Emitter, x: Value) -> Value:
 
 # Bernoulli numbers B_2k / (2 k), of digamma's series in 1 / x^2.
 _OF_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-_SERIES_FROM = 8  # where the series begins
+_SERIES_FROM = 8.0  # where the series begins
+# With q = x (x + 7), (x + n) (x + 7 - n) is q + n (7 - n): the product of x, x + 1, … x + 7, and its derivative by q.
+_FACTORS, _DERIVATIVE = (720.0, 252.0, 28.0, 1.0), (720.0, 504.0, 84.0, 4.0)
 
 
 def digamma(emit: Emitter, x: Value) -> Value:
-    """log(y) - 1 / (2 y) - sum of B_2k / (2 k y^2k) at y = x + 8, less 1 / (x + n) for each n below; for negative x
-    digamma(1 - x) - pi / tan(pi x), which is NaN at whole numbers, and infinite at 0 with the other sign."""
+    """log(y) - 1 / (2 y) - sum of B_2k / (2 k y^2k) at y = x, or below 8 at y = x + 8, less 1 / (x + n) for each n
+    below 8; for negative x digamma(1 - x) - pi / tan(pi x), which is NaN at whole numbers, and infinite at 0 with the
+    other sign."""
     negative = emit.op("less_equal", x, 0.0)
     start = emit.op("where", negative, emit.op("subtract", 1.0, x), x)
-    total: Value | None = None
-    for step in range(_SERIES_FROM):
-        part = emit.op("reciprocal", emit.op("add", start, float(step)))
-        total = part if total is None else emit.op("add", total, part)
-    assert total is not None
-    far = emit.op("add", start, float(_SERIES_FROM))
-    square = emit.op("reciprocal", emit.op("multiply", far, far))
-    series = emit.builder.number(_OF_DIGAMMA[-1], x.dtype)
-    for coefficient in reversed(_OF_DIGAMMA[:-1]):
-        series = emit.op("add", emit.op("multiply", series, square), coefficient)
-    found = emit.op("subtract", emit.op("log", far), emit.op("divide", 0.5, far))
-    found = emit.op("subtract", emit.op("subtract", found, emit.op("multiply", series, square)), total)
-    angle = emit.op("multiply", emit.op("subtract", x, emit.op("round", x)), math.pi)
-    mirrored = emit.op("subtract", found, emit.op("divide", math.pi, tangent(emit, angle)))
-    pole = emit.op("logical_and", negative, emit.op("equal", x, emit.op("round", x)))
-    mirrored = emit.op("where", pole, emit.builder.number(math.nan, x.dtype), mirrored)
-    zero = emit.op("divide", -1.0, x)  # at 0: infinite, against its sign
-    mirrored = emit.op("where", emit.op("equal", x, 0.0), zero, mirrored)
-    return emit.op("where", negative, mirrored, found)
+    near = emit.op("less", start, _SERIES_FROM)
+    far = emit.op("where", near, emit.op("add", start, _SERIES_FROM), start)
+    inverse = emit.op("reciprocal", far)
+    square = emit.op("multiply", inverse, inverse)
+    series = emit.op("multiply", polynomial(emit, square, _OF_DIGAMMA), square)
+    found = emit.op("subtract", emit.op("log", far), emit.op("multiply", inverse, 0.5))
+    found = emit.op("subtract", emit.op("subtract", found, series), _sum_of_inverses(emit, start, near))
+    return emit.op("where", negative, emit.op("subtract", found, _pi_by_tangent(emit, x)), found)
+
+
+def _sum_of_inverses(emit: Emitter, x: Value, near: Value) -> Value:
+    """1 / x + 1 / (x + 1) + … + 1 / (x + 7) by one division where x is `near`, 0 elsewhere."""
+    x = emit.op("where", near, x, 1.0)  # the product of large ones is infinite
+    q = emit.op("multiply", x, emit.op("add", x, 7.0))
+    inner = emit.op("add", emit.op("add", x, x), 7.0)  # the derivative of q
+    above = emit.op("multiply", polynomial(emit, q, _DERIVATIVE), inner)
+    below = emit.op("multiply", polynomial(emit, q, _FACTORS), q)
+    return emit.op("where", near, emit.op("divide", above, below), 0.0)
+
+
+def _pi_by_tangent(emit: Emitter, x: Value) -> Value:
+    """pi / tan(pi x): NaN at whole numbers below 0, infinite at 0 with its sign."""
+    rest, zero = emit.op("subtract", x, emit.op("round", x)), emit.op("equal", x, 0.0)
+    angle = emit.op("where", zero, x, emit.op("multiply", rest, math.pi))
+    found = emit.op("divide", emit.op("multiply", emit.op("cos", angle), math.pi), emit.op("sin", angle))
+    pole = emit.op("logical_and", emit.op("less", x, 0.0), emit.op("equal", rest, 0.0))
+    return emit.op("where", pole, math.nan, found)
 
 
 def truncate(emit: Emitter, x: Value) -> Value:

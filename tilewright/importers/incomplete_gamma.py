@@ -9,9 +9,8 @@ from fractions import Fraction
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.formulas import with_sign_of
+from tilewright.importers.formulas import polynomial, with_sign_of
 from tilewright.importers.loops import any_of, loop
-from tilewright.importers.special import polynomial
 
 _MOST_TERMS = 5000
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)  # B_2k / (2 k (2 k - 1))

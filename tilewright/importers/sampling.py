@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from functools import reduce
 
-from tilewright.dtypes import float32, int64
+from tilewright.dtypes import float32, int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
-from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
 Tap = tuple[Value, Value]  # positions in pixels along one dimension (whole numbers), and their weights
 
@@ -57,14 +57,13 @@ def weighted_taps(emit: Emitter, pixels: Value, extents: Sequence[Size], taps: S
     Positions outside are those of the nearest pixel.
     """
     found = []
+    kind = int32 if upper_bound(product(tuple(extents))) < 1 << 31 else int64
     for corner in itertools.product(*taps):
         flat: Value | None = None
         for (position, _), extent in zip(corner, extents, strict=True):
             last = emit.op("subtract", emit.value(extent, position.dtype), 1.0)
-            place = emit.cast(emit.op("minimum", _positive(emit, position), last), int64)
-            flat = (
-                place if flat is None else emit.op("add", emit.op("multiply", flat, emit.value(extent, int64)), place)
-            )
+            place = emit.cast(emit.op("minimum", _positive(emit, position), last), kind)
+            flat = place if flat is None else emit.op("add", emit.op("multiply", flat, emit.value(extent, kind)), place)
         assert flat is not None
         weight = reduce(lambda left, right: emit.op("multiply", left, right), [weight for _, weight in corner])
         batch, channels = pixels.shape[:2]

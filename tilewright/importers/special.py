@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.formulas import log1p, with_sign_of
+from tilewright.importers.formulas import log1p, polynomial, with_sign_of
 from tilewright.importers.report import Unsupported
 
 _ASYMPTOTIC_FROM = 30.0  # where series in 1 / x of Bessel functions begin
 _NEAR_TERMS, _FAR_TERMS = 50, 24
 _EULER = 0.5772156649015329
 _TINY = 1e-10  # where K is its first term
-
-
-def polynomial(emit: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
-    """The sum of c_k x^k."""
-    total = emit.builder.number(coefficients[-1], x.dtype)
-    for coefficient in reversed(coefficients[:-1]):
-        total = emit.op("add", emit.op("multiply", total, x), coefficient)
-    return total
 
 
 def _far_series(emit: Emitter, size: Value, order: int, sign: int) -> Value:

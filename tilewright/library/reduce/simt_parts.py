@@ -50,8 +50,10 @@ def reduction_parts(group: Group, target: Target, ctas: int = CTAS) -> int:
     outer, reduced, inner = reduced_space(group.anchor)
     if inner == 1:
         return count_parts(outer, reduced, target, ctas=ctas) if expected(reduced) > UNDIVIDED else 1
-    programs = expected(outer) * ceil(expected(inner) / MIDDLE_COLUMNS)
-    return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // _PART_ROWS, MOST_ROW_PARTS))
+    programs, rows = expected(outer) * ceil(expected(inner) / MIDDLE_COLUMNS), expected(reduced)
+    # No part has a few rows more than a block: they would take it as long as a block.
+    worth = ceil(rows / _PART_ROWS) if rows >= 2 * _PART_ROWS else 1
+    return max(1, min(ctas * target.machine().processors // programs, worth, MOST_ROW_PARTS))
 
 
 def are_long(group: Group, parts: int) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.canonicalize import canonicalize
+from tilewright.graph.passes.extremes_at_places import extremes_at_places
 from tilewright.graph.passes.extremes_of_parts import extremes_of_parts
 from tilewright.graph.passes.fold_zero_points import fold_zero_points
 from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.narrow_products import narrow_products
+from tilewright.graph.passes.narrow_sums import narrow_sums
 from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.graph.passes.padded_pools import padded_pools
 from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes, pools_of_volumes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.scatters import scatters_at_once
+from tilewright.graph.passes.short_frames import short_frames
 from tilewright.graph.passes.sorting import sorting
+from tilewright.graph.passes.sparse_products import sparse_products
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.transposed_products import transposed_products
 from tilewright.graph.passes.trees import trees_as_steps
@@ -39,7 +43,11 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             TargetPass(scatters_at_once),  # before constants are folded: what it adds is elementwise
             TargetPass(convolutions_of_planes, kernels),  # tensor cores want channels last
             TargetPass(extremes_of_parts),  # a launch for all parts
+            TargetPass(extremes_at_places),  # one look at what is searched
+            TargetPass(narrow_sums),  # while casts stand where importers put them
+            TargetPass(sparse_products),  # before products of odd sizes are padded
             TargetPass(padded_pools),  # before the others read what a launch has padded
+            TargetPass(short_frames),  # no kernel reads along memory what is reduced across it
             TargetPass(pools_of_volumes, kernels),  # before others become pools of images
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
             TargetPass(trees_as_steps, required=True),  # nor of trees

@@ -1,0 +1,69 @@
+"""Products with constants of few numbers in each column on GPUs, as weighted sums of what these numbers choose.
+
+    matmul(x, m)  ->  gather(x, first) first_weights + gather(x, second) second_weights
+
+Interpolation along a dimension is such a product.  As elementwise operations both dimensions of an image are one
+kernel, which reads and writes it as it lies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.dtypes import float32
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
+
+_MOST_TAPS = 4  # numbers of a column
+_FEWEST_ROWS = 4  # for each of these: others are small rather than sparse
+_MOST_NUMBERS = 1 << 22  # of a constant that is looked at
+
+
+def sparse_products(graph: Graph) -> Graph:
+    """The graph with such sums; the same graph when it has none."""
+    return apply_rules(graph, {"matmul": [_weighted_sum]})
+
+
+def _weighted_sum(node: Node, rewriter: GraphRewriter) -> Value | None:
+    (x, factor), attributes = node.inputs, node.attributes
+    data = rewriter.constant(factor)
+    if x is None or data is None or data.ndim != 2 or data.size > _MOST_NUMBERS or not x.dtype.is_float:
+        return None
+    if attributes["transpose_a"] or attributes["dtype"] is not None or x.dtype.bits < 16:
+        return None
+    taps = _taps(data if attributes["transpose_b"] else data.T)
+    if taps is None:
+        return None
+    moved = rewriter.producer(x, "permute")
+    order = tuple(moved.attributes["order"]) if moved is not None else tuple(range(x.rank))
+    source, axis = x if moved is None else moved.inputs[0], order[-1]
+    assert source is not None
+    rewriter.remark(f"the product %{node.output.name} has {len(taps)} numbers for each result, which are looked up")
+    result = _sum_along(source, axis, taps, rewriter)
+    return result if moved is None else rewriter.op("permute", [result], order=order)
+
+
+def _sum_along(x: Value, axis: int, taps: list[tuple[np.ndarray, np.ndarray]], rewriter: GraphRewriter) -> Value:
+    """Along an axis sums of elements at places, times weights."""
+    wide = float32 if x.dtype.bits < 32 else x.dtype
+    total: Value | None = None
+    for places, weights in taps:
+        seen = rewriter.op("gather", [x, rewriter.new_constant(places, "places")], axis=axis)
+        column = weights.astype(wide.numpy).reshape(-1, *[1] * (x.rank - 1 - axis))
+        part = rewriter.op("multiply", [rewriter.cast(seen, wide), rewriter.new_constant(column, "weights")])
+        total = part if total is None else rewriter.op("add", [total, part])
+    assert total is not None
+    return rewriter.cast(total, x.dtype)
+
+
+def _taps(rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """The places of the numbers in each row that are not 0, and these numbers; None where a row has many, or none."""
+    present = rows != 0
+    counts = present.sum(1)
+    most = int(counts.max(initial=0))
+    if not 0 < most <= min(_MOST_TAPS, rows.shape[1] // _FEWEST_ROWS) or counts.min() == 0:
+        return None
+    places = np.argsort(~present, axis=1, kind="stable")[:, :most].astype(np.int64)
+    weights = np.take_along_axis(rows, places, 1)
+    places = np.where(weights != 0, places, places[:, :1])  # what weighs nothing is read already
+    return [(places[:, tap], weights[:, tap]) for tap in range(most)]
