@@ -29,8 +29,8 @@ def _looked_up(node: Node, rewriter: GraphRewriter) -> Value | None:
     op, (axis,) = _PLACES[node.op], axes
     if lower_bound(source.shape[axis]) < 1:  # where no element is, there is no place
         return None
-    asked = (other for other in rewriter.old.nodes if other.op == op and other.inputs[0] is source)
-    place = next((other for other in asked if other.attributes["axis"] == axis), None)
+    searches = (other for other in rewriter.old.nodes if other.op == op and other.inputs[0] is source)
+    place = next((other for other in searches if other.attributes["axis"] == axis), None)
     if place is None:
         return None
     rewriter.remark(f"{node.op} %{node.output.name} is looked up at the places of %{place.output.name}")

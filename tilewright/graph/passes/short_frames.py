@@ -38,8 +38,8 @@ def _by_element(node: Node, rewriter: GraphRewriter) -> Value | None:
     result = _combined(node.op, x, frames, rewriter)
     if node.op == "reduce_mean":
         result = rewriter.op("multiply", [result, rewriter.number(1 / length, result.dtype)])
-    kept = [place if place <= axis else place - 1 for place in order if place != axis + 1]
-    result = rewriter.op("permute", [rewriter.cast(result, x.dtype)], order=tuple(kept))
+    remaining = [place if place <= axis else place - 1 for place in order if place != axis + 1]
+    result = rewriter.op("permute", [rewriter.cast(result, x.dtype)], order=tuple(remaining))
     return rewriter.op("reshape", [result], shape=node.output.shape)
 
 

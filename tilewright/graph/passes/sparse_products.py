@@ -14,7 +14,7 @@ from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
-_MOST_TAPS = 4  # numbers of a column
+_MOST_CHOSEN = 4  # numbers of a column
 _FEWEST_ROWS = 4  # for each of these: others are small rather than sparse
 _MOST_NUMBERS = 1 << 22  # of a constant that is looked at
 
@@ -61,7 +61,7 @@ def _taps(rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]] | None:
     present = rows != 0
     counts = present.sum(1)
     most = int(counts.max(initial=0))
-    if not 0 < most <= min(_MOST_TAPS, rows.shape[1] // _FEWEST_ROWS) or counts.min() == 0:
+    if not 0 < most <= min(_MOST_CHOSEN, rows.shape[1] // _FEWEST_ROWS) or counts.min() == 0:
         return None
     places = np.argsort(~present, axis=1, kind="stable")[:, :most].astype(np.int64)
     weights = np.take_along_axis(rows, places, 1)
