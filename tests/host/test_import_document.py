@@ -34,7 +34,7 @@ def report() -> str:
 
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
-        classifier (string[n] text) => (string[n, k] words) { [split] words = com.microsoft.WordConvEmbedding(text) }
+        classifier (string[n] text) => (string[n, k] words) { [split] words = com.microsoft.AttnLSTM(text) }
     """)
     with pytest.raises(UnsupportedOperationError) as error:
         import_model(model)

@@ -49,6 +49,10 @@ def test_scaling_and_encodings() -> None:
     own("LabelEncoder", np.array([1, 5, 2], np.int64), keys_int64s=[2, 5], values_floats=[0.5, 1.5], default_float=-2.0)
     own("LabelEncoder", np.array([1, 5, 2], np.float32), keys_floats=[1.0, 5.0], values_int64s=[3, 4], default_int64=9)
     own("LabelEncoder", np.array([2, 1, 3], np.int64), keys_int64s=[2, 3, 2], values_int64s=[5, 6, 7])  # the first 2
+    gap = np.array([np.nan, 1, 2], np.float32)
+    for version in (2, 4):  # a NaN among the keys is found from version 4 on
+        options = {"keys_floats": [1.0, float("nan")], "values_int64s": [3, 4], "default_int64": 9}
+        own("LabelEncoder", gap, version=version, **options)
 
 
 def test_linear_models_and_kernels() -> None:

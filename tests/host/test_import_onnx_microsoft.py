@@ -123,6 +123,19 @@ def test_norms_behind_sums(rng: np.random.Generator) -> None:
     check(*model_of("SimplifiedLayerNormalization", given(x=x) + constants(s=scale), ["y"], axis=-1, epsilon=1e-5))
 
 
+@pytest.mark.parametrize("simplified", ["", "Simplified"])
+def test_statistics_of_norms(simplified: str, rng: np.random.Generator) -> None:
+    parts = given(x=floats(rng, 2, 3, 8), skip=floats(rng, 2, 3, 8)) + constants(scale=floats(rng, 8))
+    own(f"Skip{simplified}LayerNormalization", parts, 4, epsilon=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_means_of_bytes_are_rounded_after_the_zero_point(dtype: type, rng: np.random.Generator) -> None:
+    x = given(x=rng.integers(0, 99, (2, 3, 8, 8)).astype(dtype))
+    numbers = constants(s=np.float32(0.5), z=dtype(3), t=np.float32(0.5), y=dtype(5))
+    own("QLinearAveragePool", x + numbers, kernel_shape=[2, 2], strides=[2, 2])
+
+
 def test_embeddings(rng: np.random.Generator) -> None:
     tables = {"words": floats(rng, 9, 8), "places": floats(rng, 6, 8), "segments": floats(rng, 2, 8)}
     tables |= {"scale": floats(rng, 8), "bias": floats(rng, 8)}
@@ -532,3 +545,66 @@ def test_boxes_of_pictures(mode: str, size: tuple[int, int], rng: np.random.Gene
     parts = given(x=floats(rng, 2, 3, 7, 9), boxes=boxes, picture=rng.integers(0, 2, 6).astype(np.int32))
     parts += constants(size=np.array(size, np.int32))
     own("CropAndResize", parts, mode=mode, extrapolation_value=0.5)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_pools_of_what_a_mask_shows(case: int) -> None:
+    """Of one dimension to three; masks of one channel, and of all of them as ONNX Runtime reads these."""
+    rng = np.random.default_rng(case)
+    count = 1 + case % 3
+    extents, kernel = rng.integers(3, 7, count).tolist(), rng.integers(1, 4, count).tolist()
+    shape, channels = (2, 3, *extents), [(1, 1), (2, 3), (1, 3)][int(rng.integers(0, 3))]
+    mask = (rng.random((*channels, *extents)) < 0.8).astype(np.int32)
+    pads = [int(rng.integers(0, size)) for size in kernel] * 2
+    options = {"kernel_shape": kernel, "strides": rng.integers(1, 3, count).tolist(), "pads": pads}
+    own("MaxpoolWithMask", given(x=floats(rng, *shape), mask=mask), **options)
+
+
+@pytest.mark.parametrize("form", ["across", "cache", "masked", "biased"])
+def test_attention_of_one_query(form: str, rng: np.random.Generator) -> None:
+    batch, heads, size, longest, past = 2, 3, 4, 7, 5
+    hidden, options = heads * size, {"num_heads": heads}
+    rows = {"query": floats(rng, batch, 1, hidden)}
+    bias = constants(bias=floats(rng, 3 * hidden)) if form == "biased" else [NONE]
+    if form == "across":
+        caches = given(key=floats(rng, batch, heads, 6, size), value=floats(rng, batch, heads, 6, size))
+        mask = (rng.random((batch, 6)) < 0.7).astype(np.int32)
+        own("DecoderMaskedMultiHeadAttention", given(**rows) + caches + given(mask=mask), **options)
+        return
+    rows |= {"key": floats(rng, batch, 1, hidden), "value": floats(rng, batch, 1, hidden)}
+    mask = np.array([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]], np.int32)
+    inputs = given(**rows) + (given(mask=mask) if form == "masked" else [NONE])
+    inputs += given(added=floats(rng, 1, heads, 1, past + 1)) if form == "biased" else [NONE]
+    caches = {name: floats(rng, batch, heads, longest, size) for name in ("keys", "values")}
+    inputs += given(**caches, past=np.array([past], np.int32)) + [NONE, NONE] + bias
+    own("DecoderMaskedMultiHeadAttention", inputs, 3, **options, past_present_share_buffer=1)
+
+
+@pytest.mark.parametrize(("rows", "total", "packed"), [(32, 32, False), (1, 40, False), (3, 40, True), (48, 48, True)])
+def test_attention_of_blocks(rows: int, total: int, packed: bool, rng: np.random.Generator) -> None:
+    """ONNX Runtime writes the new keys to the cache that it is given."""
+    batch, heads, groups, size, longest = 2, 4, 2, 16, 64
+    begins = np.array([[0, 1, 2, 4, 6], [0, 1, 3, 6, 10]], np.int32)
+    columns = np.array([[0, 1, 1, 2, 0, 3, -1, -1, -1, -1], [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]], np.int32)
+    widths = [heads + 2 * groups] if packed else [heads, groups, groups]
+    inputs = given(**{f"x{place}": floats(rng, batch, rows, width * size) for place, width in enumerate(widths)})
+    inputs += [NONE] * (3 - len(widths))
+    caches = {name: floats(rng, batch, groups, longest, size) for name in ("keys", "values")}
+    ends = np.array([total] * 2, np.int32)  # of other lengths ONNX Runtime reads weights of other rows
+    inputs += given(**caches) + constants(begins=begins, columns=columns)
+    inputs += given(total=np.array([total], np.int32), ends=ends) + constants(
+        c=floats(rng, longest, 8), s=floats(rng, longest, 8)
+    )
+    options = {"num_heads": heads, "kv_num_heads": groups, "sparse_block_size": 16, "do_rotary": 1}
+    made, feeds = model_of("SparseAttention", inputs, ["y", "k", "v"], domain="com.microsoft", **options)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    binding, held = session.io_binding(), {n: onnxruntime.OrtValue.ortvalue_from_numpy(x) for n, x in feeds.items()}
+    for name, value in held.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("y")
+    binding.bind_ortvalue_output("k", held["keys"])
+    binding.bind_ortvalue_output("v", held["values"])
+    found = InferenceSession(made).run(None, feeds)
+    session.run_with_iobinding(binding)
+    for left, right in zip(found, binding.copy_outputs_to_cpu(), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-4)

@@ -113,3 +113,38 @@ def test_rotary_positions_of_three_coordinates(layout: int, interleaved: int, rn
     own("MRotaryEmbedding", floats(rng, 2, 2, 3, 8), places, *tables, mrope_section=[2, 1, 1], **options)
     options |= {"num_heads": 2, "rotary_embedding_dim": 16, "mrope_section": [3, 2, 3]}
     own("MRotaryEmbedding", floats(rng, 2, 3, 48), places, floats(rng, 6, 8), floats(rng, 6, 8), **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_gates_of_likeness(dtype: type, rng: np.random.Generator) -> None:
+    keys, queries, values = (floats(rng, *shape).astype(dtype) for shape in [(2, 3, 4, 8)] * 2 + [(2, 3, 8)])
+    scales = [floats(rng, 4, 8).astype(dtype) for _ in range(3)]
+    own("EngramGate", keys, queries, values, *scales, outputs=2, epsilon=1e-2)
+    keys[0, 0] = 0
+    own("EngramGate", keys, queries, values, *scales[:2])
+
+
+@pytest.mark.parametrize("case", range(10))
+def test_routers_of_groups(case: int) -> None:
+    rng = np.random.default_rng(case)
+    groups, size = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    wanted = int(rng.integers(1, groups + 1))
+    options = {"n_group": groups, "topk_group": wanted, "group_topk": int(rng.integers(1, 4))}
+    options["top_k"] = int(rng.integers(1, wanted * size + 1))
+    scores = floats(rng, 2, 3, groups * size)
+    scores = np.round(scores) if case % 2 else scores  # equal ones
+    own(
+        "MoEGroupRouter",
+        scores,
+        np.round(floats(rng, groups * size)) if case % 2 else floats(rng, groups * size),
+        **options,
+    )
+
+
+def test_scores_of_routers(rng: np.random.Generator) -> None:
+    tokens, weight = floats(rng, 5, 256) / 16, floats(rng, 6, 256)
+    for given in ((tokens, floats(rng, 6), weight), (floats(rng, 5, 6), floats(rng, 6))):
+        made, feeds = model("MoEGroupRouter", given, 3, top_k=2)
+        made.graph.node[0].output[0] = ""
+        del made.graph.output[0]
+        check(made, feeds)

@@ -399,6 +399,34 @@ def coupled_probabilities(inputs: Arrays, attributes: Attributes) -> Array:
     return found
 
 
+def warping_path(inputs: Arrays, attributes: Attributes) -> Array:
+    """Row and column [2, n] of each point of the cheapest path from the first to the last element of a matrix of costs.
+
+    It goes on by a row, a column or both; a point's costs are summed in the type of the matrix.  Of equally cheap
+    points before it, that of the column before is chosen.
+    """
+    costs = inputs[0]
+    rows, columns = costs.shape
+    totals = np.full((rows + 1, columns + 1), np.inf, costs.dtype)
+    totals[0, 0] = 0
+    diagonal_step = np.zeros((rows + 1, columns + 1), bool)
+    above = np.zeros_like(diagonal_step)
+    for diagonal in range(2, rows + columns + 1):
+        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
+        j = diagonal - i
+        corner, upper, left = totals[i - 1, j - 1], totals[i - 1, j], totals[i, j - 1]
+        diagonal_step[i, j] = (corner < upper) & (corner < left)
+        above[i, j] = (upper < corner) & (upper < left)
+        before = np.where(diagonal_step[i, j], corner, np.where(above[i, j], upper, left))
+        totals[i, j] = before + costs[i - 1, j - 1]
+    i, j, path = rows, columns, []
+    while i and j:
+        path.append((i - 1, j - 1))
+        step = diagonal_step[i, j]
+        i, j = i - int(step or above[i, j]), j - int(step or not above[i, j])
+    return np.array(path[::-1], np.int64).reshape(-1, 2).T
+
+
 def non_max_suppression(inputs: Arrays, attributes: Attributes) -> Array:
     """[batch, class, box] of the boxes kept: boxes [B, N, 4], scores [B, C, N], most of a class, the largest share of
     an overlap, the least score (each a number or none)."""

@@ -344,6 +344,9 @@ _op("host", "matrix_part", 1, matrices.matrix_part_type, matrices.matrix_part,
     part=REQUIRED, full=False, upper=False)
 _op("host", "coupled_probabilities", 1, host.coupled_type, host.coupled_probabilities,
     "probabilities of classes [N, C] from those of every pair of classes [N, C, C]")
+_op("host", "warping_path", 1, host.positions, host.warping_path,
+    "i64 [2, n]: rows and columns of the cheapest path through a matrix of costs, from its first to its last element",
+    shape=REQUIRED)
 _op("host", "non_max_suppression", (2, 5), host.positions, host.non_max_suppression,
     "i64 [n, 3] (batch, class, box) of boxes that overlap no better one by more than a share",
     shape=REQUIRED, center=False)

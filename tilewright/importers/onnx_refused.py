@@ -8,6 +8,8 @@ _RANDOM = ("random numbers", "draw them outside of the model and give them as an
 _TRAINING_GRAPHS = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
 _MAPS = ("a dictionary as an input", "give its values as a tensor")
 _GENERATION = ("a loop that generates text", "export one step of the decoder, and keep the loop outside of the model")
+_OWN_ORDER = ("weights in the order of ONNX Runtime's own kernels", "write them as MatMulNBits has them")
+_SPARSE_TENSOR = ("a sparse tensor as an input", "give a dense one, and use MatMul")
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
@@ -15,6 +17,8 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     _TRAINING_GRAPHS: ("ai.onnx.preview.training::Gradient",),
     _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer"),
+    _OWN_ORDER: ("com.microsoft::MatMulFpQ4",),
+    _SPARSE_TENSOR: ("com.microsoft::SparseToDenseMatMul",),
     _GENERATION: ("com.microsoft::BeamSearch", "com.microsoft::GreedySearch", "com.microsoft::WhisperBeamSearch"),
 }  # fmt: skip
 REASONS = {name: reason for reason, names in _KINDS.items() for name in names}

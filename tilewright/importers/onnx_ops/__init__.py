@@ -16,7 +16,9 @@ from tilewright.importers.onnx_ops import (
     microsoft_experts,
     microsoft_packed,
     microsoft_quantized,
+    microsoft_ragged,
     microsoft_states,
+    microsoft_tokens,
     network,
     quantized,
     random,
@@ -58,7 +60,9 @@ SECTIONS: tuple[RuleTable, ...] = (
     microsoft_experts.TABLE,
     microsoft_packed.TABLE,
     microsoft_quantized.TABLE,
+    microsoft_ragged.TABLE,
     microsoft_states.TABLE,
+    microsoft_tokens.TABLE,
     text.RUNTIME,
 )
 RULES: dict[str, Rule] = merge(SECTIONS)

@@ -196,7 +196,7 @@ def label_encoder(call: OnnxCall) -> Value:
     column = call.unsqueeze(x, x.rank)
     table = call.constant(keys.astype(x.dtype.numpy), "keys")
     match = call.op("equal", column, table)
-    if x.dtype.is_float and np.isnan(keys.astype(np.float64)).any():
+    if call.opset >= 4 and x.dtype.is_float and np.isnan(keys.astype(np.float64)).any():
         match = call.op("logical_or", match, call.op("logical_and", call.op("isnan", column), call.op("isnan", table)))
     place = call.op("argmax", call.cast(match, int64), axis=x.rank)
     found = call.op("gather", call.constant(values, "values"), place, axis=0)

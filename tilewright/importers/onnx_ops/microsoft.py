@@ -13,12 +13,12 @@ from tilewright.importers import formulas, fourier, matrices
 from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
-from tilewright.importers.onnx_ops.network import convolve, row_statistics
+from tilewright.importers.onnx_ops.network import convolve, row_statistics, window
 from tilewright.importers.onnx_ops.windows import largest_of_windows
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, lift, product, simplify
 
 TABLE = RuleTable("ONNX Runtime: layers", "com.microsoft::")
 rule = TABLE.rule
@@ -189,7 +189,7 @@ def _norm(call: OnnxCall, x: Value, scale: Value, bias: Value | None, epsilon: f
 
 
 def _skip_norm(simplified: bool) -> Callable[[OnnxCall], tuple[Value | None, ...]]:
-    """input + skip + bias, normalised; the fourth result is this sum."""
+    """input + skip + bias, normalised; mean and 1 / deviation (simplified: 0, 1 / root mean square), this sum."""
 
     def apply(call: OnnxCall) -> tuple[Value | None, ...]:
         epsilon = call.attribute("epsilon", 1e-12 if not simplified else 1e-5)
@@ -197,7 +197,10 @@ def _skip_norm(simplified: bool) -> Callable[[OnnxCall], tuple[Value | None, ...
         total = call.op("add", call[0], call[1])
         total = total if bias is None else call.op("add", total, bias)
         statistics: tuple[Value | None, Value | None] = (None, None)
-        if call.outputs > 1 and not simplified:
+        if call.outputs > 1 and simplified:
+            inverse = network.inverse_length(call, total, [total.rank - 1], epsilon)
+            statistics = call.full(inverse.shape, 0.0, inverse.dtype), inverse
+        elif call.outputs > 1:
             statistics = row_statistics(call, total, [total.rank - 1], epsilon)
         return _norm(call, total, call[2], beta, epsilon, simplified), *statistics, total
 
@@ -262,6 +265,64 @@ def max_pool_channels_last(call: OnnxCall) -> Value:
     x = call[0]
     inner = call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
     return call.permute(largest_of_windows(call, inner), [0, *range(2, x.rank), 1])
+
+
+@rule("MaxpoolWithMask")
+def max_pool_of_visible(call: OnnxCall) -> Value:
+    """The largest element of each window, of each line of it only those before the first that the mask hides.
+
+    As ONNX Runtime reads the mask: that of a picture's channel c begins at element c times the channel's size, modulo
+    the mask's number of channels; the first element of a picture of several dimensions is never hidden.
+    """
+    x, mask = call[0], must_be(call, call[1], (*call[1].shape[:2], *call[0].shape[2:]))
+    call.attribute("storage_order")
+    kernel = call.integers("kernel_shape", x.rank - 2, default=0, least=1)
+    strides, padding, _ = window(call, x, kernel)
+    visible = call.op("not_equal", _mask_of_channels(call, mask, x), 0)
+    if x.rank > 3:
+        first = call.op("equal", call.reshape(call.iota(product(x.shape[2:])), (1, 1, *x.shape[2:])), 0)
+        visible = call.op("logical_or", visible, first)
+    low = call.builder.number(float(np.finfo(x.dtype.numpy).min), x.dtype)
+    pads = [(0, 0), (0, 0), *padding]
+    x = call.op("pad", call.op("where", call.op("equal", x, x), x, low), pads=pads, value=float(np.finfo("f4").min))
+    visible = call.op("pad", visible, pads=pads, value=True)
+    found = _visible_of_lines(call, x, visible, kernel[-1], strides[-1])
+    if len(kernel) > 1:
+        rest = {"padding": ((0, 0),) * len(kernel), "dilation": (1,) * len(kernel), "ceil_mode": False}
+        found = call.op("max_pool", found, kernel=(*kernel[:-1], 1), strides=(*strides[:-1], 1), **rest)
+    return found
+
+
+def _mask_of_channels(call: OnnxCall, mask: Value, x: Value) -> Value:
+    """The mask of each channel of x, as ONNX Runtime finds it; one of a single channel is that of all."""
+    channels, size = product(mask.shape[:2]), product(x.shape[2:])
+    if channels == 1:
+        return mask
+    count, extent = product(x.shape[:2]), call.value(size, int64)
+    begins = call.op("remainder", call.op("multiply", call.iota(count), extent), call.value(channels, int64))
+    places = call.op("add", call.unsqueeze(begins, 1), call.unsqueeze(call.iota(size), 0))
+    return call.reshape(call.op("gather", call.reshape(mask, (-1,)), places, axis=0), x.shape)
+
+
+def _visible_of_lines(call: OnnxCall, x: Value, visible: Value, taps: int, stride: int) -> Value:
+    """The largest element of windows of the last dimension, up to the first that is not visible."""
+    axis, low = x.rank - 1, call.builder.number(float(np.finfo(x.dtype.numpy).min), x.dtype)
+    count = simplify((lift(x.shape[axis]) - taps) // stride + 1)
+    span = simplify((lift(count) - 1) * stride + 1)
+    best, seen = None, None
+    for tap in range(taps):
+        item, here = (call.slice(part, axis, tap, simplify(span + tap), stride) for part in (x, visible))
+        seen = here if seen is None else call.op("logical_and", seen, here)
+        item = call.op("where", seen, item, low)
+        best = item if best is None else call.op("maximum", best, item)
+    assert best is not None
+    return best
+
+
+@rule("SampleOp")
+def as_it_is(call: OnnxCall) -> Value:
+    """ONNX Runtime's example of an operation of one's own."""
+    return call[0]
 
 
 @rule("GridSample")

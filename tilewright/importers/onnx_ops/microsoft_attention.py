@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
+from tilewright.importers import images
 from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.attention import (
@@ -227,14 +228,7 @@ def group_query_attention(call: OnnxCall) -> tuple[Value | None, ...]:
     first = call.op("equal", call.value(total[0], int64), call.value(rows, int64))
     begin = call.op("where", first, call.builder.number(0, int64), begin)
     places = call.op("add", call.unsqueeze(begin, 1), call.unsqueeze(call.iota(rows), 0))  # [B, S]
-    interleaved = bool(call.attribute("rotary_interleaved", 0))
-    if call.attribute("do_rotary", 0):
-        at = call.cast(call[9], int64) if call.has(9) else places
-        tables = [call.cast(call.op("gather", call[index], at, axis=0), query.dtype) for index in (7, 8)]
-        query, key = (
-            call.transpose(rotate(call, call.transpose(item, 1, 2), tables[0], tables[1], interleaved), 1, 2)
-            for item in (query, key)
-        )
+    query, key = _turned(call, query, key, call.cast(call[9], int64) if call.has(9) else places, 7)
     keys = maximum(past, total[0])
     stored = []
     for index, item in ((3, key), (4, value)):
@@ -246,8 +240,7 @@ def group_query_attention(call: OnnxCall) -> tuple[Value | None, ...]:
             room = call.op("concat", cache, empty, axis=2) if more != 0 else cache
             before = call.op("less", call.reshape(call.iota(keys), (1, 1, -1, 1)), call.reshape(begin, (-1, 1, 1, 1)))
             room = call.op("where", before, room, call.builder.number(0.0, room.dtype))
-        index_shape = call.reshape(places, (batch, 1, rows, 1))
-        stored.append(scatter_elements(call, room, call.broadcast(index_shape, item.shape), item, 2))
+        stored.append(_entered(call, room, places, item))
     scale = float(call.attribute("scale", 0.0)) or (width**-0.5 if isinstance(width, int) else default_scale(query))
     scores = Scores(scale, float(call.attribute("softcap", 0.0)))
     scores.allow(call, seen(call, rows, keys, begin, *_window(call)))
@@ -260,6 +253,25 @@ def group_query_attention(call: OnnxCall) -> tuple[Value | None, ...]:
         scores.sink = call.reshape(call.builder.number(0.0, query.dtype), (1, 1, 1, 1))
     result = attend(call, query, stored[0], stored[1], scores)
     return merge_heads(call, result), stored[0], stored[1]
+
+
+def _turned(call: OnnxCall, query: Value, key: Value, places: Value, index: int) -> tuple[Value, Value]:
+    """Queries and keys [B, H, S, D], turned by tables at places [B, S] where the node says so."""
+    interleaved = bool(call.attribute("rotary_interleaved", 0))
+    if not call.attribute("do_rotary", 0):
+        return query, key
+    tables = [call.cast(call.op("gather", call[at], places, axis=0), query.dtype) for at in (index, index + 1)]
+    query, key = (
+        call.transpose(rotate(call, call.transpose(item, 1, 2), tables[0], tables[1], interleaved), 1, 2)
+        for item in (query, key)
+    )
+    return query, key
+
+
+def _entered(call: OnnxCall, cache: Value, places: Value, item: Value) -> Value:
+    """A cache [B, G, P, D] with new rows [B, G, S, D] at places [B, S] or [1, S]."""
+    at = call.reshape(places, (places.shape[0], 1, places.shape[1], 1))
+    return scatter_elements(call, cache, call.broadcast(at, item.shape), item, 2)
 
 
 def _window(call: OnnxCall) -> tuple[int, int]:
@@ -304,3 +316,90 @@ def _grouped_parts(call: OnnxCall, heads: int, groups: int) -> tuple[Value, Valu
         call.slice(every, 1, ends[0], ends[1]),
         call.slice(every, 1, ends[1], ends[2]),
     )
+
+
+# Caches of a fixed length ------------------------------------------------------------------------------
+
+
+@rule("SparseAttention")
+def attention_of_blocks(call: OnnxCall) -> tuple[Value, Value, Value]:
+    """As GroupQueryAttention, over caches [B, G, P, D] that keep their length; heads see blocks of keys.
+
+    Input 7 has the largest number of valid keys, input 8 that of each sequence; inputs 5 and 6 have for each layout
+    where the blocks of each row of blocks begin, and their columns.
+    """
+    heads, groups = call.positive("num_heads"), call.positive("kv_num_heads")
+    query, key, value = _grouped_parts(call, heads, groups)
+    rows, keys = query.shape[2], call[3].shape[2]
+    begin = call.op("subtract", call.reshape(call.cast(call[8], int64), (-1,)), call.value(rows, int64))
+    first = call.op("equal", call.reshape(call.cast(call[7], int64), ()), call.value(rows, int64))
+    begin = call.op("where", first, call.builder.number(0, int64), begin)
+    places = call.op("add", call.unsqueeze(begin, 1), call.unsqueeze(call.iota(rows), 0))  # [B, S]
+    query, key = _turned(call, query, key, places, 9)
+    keys_stored, values_stored = (_entered(call, call[at], places, item) for at, item in ((3, key), (4, value)))
+    scores = Scores(float(call.attribute("scale", 0.0)) or default_scale(query))
+    scores.allow(call, seen(call, rows, keys, begin))
+    scores.allow(call, _blocks_seen(call, places, heads, keys))
+    result = attend(call, query, keys_stored, values_stored, scores)
+    return merge_heads(call, result), keys_stored, values_stored
+
+
+def _blocks_seen(call: OnnxCall, places: Value, heads: int, keys: Size) -> Value:
+    """Whether queries at places [B, S] see keys by the layout of each head: [B, H, S, T]."""
+    size, begins, columns = call.positive("sparse_block_size"), call.cast(call[5], int64), call.cast(call[6], int64)
+    layouts, count = begins.shape[0], simplify(lift(begins.shape[1]) - 1)
+    if not isinstance(layouts, int) or heads % layouts:
+        raise Invalid(f"{layouts} layouts of blocks for {heads} heads")
+    line = call.reshape(call.iota(columns.shape[1]), (1, 1, -1))
+    after = call.op("greater_equal", line, call.unsqueeze(call.slice(begins, 1, 0, count), 2))
+    before = call.op("less", line, call.unsqueeze(call.slice(begins, 1, 1, begins.shape[1]), 2))
+    owned = call.cast(call.op("logical_and", after, before), float32)  # [L, R, N]
+    hits = call.op("equal", call.unsqueeze(columns, 2), call.reshape(call.iota(count), (1, 1, -1)))
+    blocks = call.op("greater", call.op("matmul", owned, call.cast(hits, float32)), 0.0)  # [L, R, C]
+    row = call.op("minimum", call.op("floor_divide", places, size), call.value(simplify(lift(count) - 1), int64))
+    column = call.op(
+        "minimum", call.op("floor_divide", call.iota(keys), size), call.value(simplify(lift(count) - 1), int64)
+    )
+    visible = call.op("gather", call.op("gather", blocks, row, axis=1), column, axis=3)  # [L, B, S, T]
+    return images.tile(call, call.transpose(visible, 0, 1), (1, heads // layouts, 1, 1))
+
+
+@rule("DecoderMaskedMultiHeadAttention")
+def attention_of_one_query(call: OnnxCall) -> tuple[Value | None, ...]:
+    """MultiHeadAttention of one query for each sequence, over given keys and values [B, H, T, D], or over a cache
+    [B, H, P, D] of a fixed length, which gets one more row at the place in input 7."""
+    heads = call.positive("num_heads")
+    if call.has(9):
+        raise Unsupported("a cache of several beams", "reorder the cache between the calls")
+    query, *given = _with_own_bias(call, heads)
+    presents: list[Value | None] = [None, None]
+    if call.has(5):
+        if not call.attribute("past_present_share_buffer", 0):
+            raise Invalid("a past needs past_present_share_buffer=1, as in ONNX Runtime")
+        (past,) = call.lengths(7, "past")
+        place = call.reshape(call.value(past, int64), (1, 1))
+        stored = [_entered(call, call[at], place, item) for at, item in zip((5, 6), given, strict=True)]
+        presents, total = list(stored), simplify(lift(past) + 1)
+        given = [call.slice(item, 2, 0, total) for item in stored]
+    key, value = given
+    scores = _scores(call, query, key, 3, 4)
+    result = merge_heads(call, attend(call, query, key, value, scores))
+    weights = weigh(call, query, key, scores)[2] if call.attribute("output_qk", 0) else None
+    return result, *presents, weights
+
+
+def _with_own_bias(call: OnnxCall, heads: int) -> list[Value]:
+    """Queries, keys and values [B, H, 1 or T, D], after a bias; keys and values of four dimensions are as they are."""
+    if not call.has(1):
+        raise Unsupported("queries, keys and values in one tensor", "give them as three")
+    found = []
+    for place in range(3):
+        part = call[place]
+        if part.rank == 3:
+            width = part.shape[2]
+            if call.has(10):
+                begin = simplify(lift(call[0].shape[2]) * place)
+                part = call.op("add", part, call.slice(call[10], 0, begin, simplify(lift(begin) + width)))
+            part = _heads_of_rows(call, part, heads)
+        found.append(part)
+    return found

@@ -10,6 +10,7 @@ from tilewright.importers import sorting
 from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.microsoft_packed import unpacked
+from tilewright.importers.onnx_ops.microsoft_states import whole
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 
@@ -41,6 +42,48 @@ def mixture_of_packed_experts(call: OnnxCall) -> Value:
         weight = _restored(call, index, 11 + number, own, block) if call.has(index) else None
         layers.append((weight, call.optional(index + 2)))
     return _mixed(call, layers, call.optional(14))
+
+
+@rule("MoEGroupRouter")
+def router_of_groups(call: OnnxCall) -> tuple[Value | None, ...]:
+    """The logarithm of the sigmoid of each chosen expert's score [T, E], and a low number for the others.
+
+    Chosen are the experts with the largest sigmoids, each with its bias, of the groups with the largest sums of these;
+    or no experts are chosen, and the sigmoids with and without the bias are results.
+    """
+    scores, bias = call.cast(call[0], float32), call[1]
+    if call.has(2):
+        scores = call.op("matmul", scores, call.cast(call[2], float32), transpose_b=True)
+    sigmoids = call.op("sigmoid", call.reshape(scores, (-1, scores.shape[-1])))
+    ranked = call.op("add", sigmoids, bias)
+    chosen = _of_best_groups(call, ranked)
+    low = call.builder.number(float(call.attribute("router_sentinel", -10000.0)), float32)
+    logarithms = call.op("log", call.op("maximum", sigmoids, 1e-20))
+    found = call.cast(call.op("where", chosen, logarithms, low), call[0].dtype)
+    return found, ranked, sigmoids
+
+
+def _of_best_groups(call: OnnxCall, ranked: Value) -> Value:
+    """Whether each expert is one of the best of the best groups; of equal ones the first are."""
+    groups, wanted, summed = (call.positive(name, default) for name, default in
+                              (("n_group", 1), ("topk_group", 1), ("group_topk", 2)))  # fmt: skip
+    count, experts = call.positive("top_k"), whole(ranked.shape[1], "experts")
+    if experts % groups or wanted > groups or count > experts // groups * wanted:
+        raise Invalid(f"the best {count} of {experts} experts, in {wanted} of {groups} groups")
+    if wanted < groups:
+        parts = call.reshape(ranked, (-1, groups, experts // groups))
+        best, _ = sorting.top(call, parts, min(summed, experts // groups), 2, True)
+        seen = _among_best(call, call.op("reduce_sum", best, axes=(2,)), wanted)
+        low = call.builder.number(-math.inf, float32)
+        ranked = call.reshape(call.op("where", call.unsqueeze(seen, 2), parts, low), ranked.shape)
+    return _among_best(call, ranked, count)
+
+
+def _among_best(call: OnnxCall, x: Value, count: int) -> Value:
+    """Whether each element of a row is one of its largest."""
+    _, places = sorting.top(call, x, count, 1, True)
+    hits = call.op("equal", call.unsqueeze(places, 2), call.reshape(call.iota(x.shape[1]), (1, 1, -1)))
+    return call.op("reduce_max", hits, axes=(1,))
 
 
 def _restored(call: OnnxCall, index: int, zero_index: int, bits: int, block: int) -> Value:
@@ -100,10 +143,7 @@ def _shares(call: OnnxCall, router: Value, count: int, mixing: Value | None) -> 
     scores = call.cast(router, float32)
     if not isinstance(scores.shape[1], int) or count > scores.shape[1]:
         raise Invalid(f"the router's scores {scores!r} are not of {count} experts or more")
-    _, places = sorting.top(call, call.flip(scores, 1), count, 1, True)
-    line = call.reshape(call.flip(call.iota(scores.shape[1]), 0), (1, 1, -1))
-    hits = call.op("equal", call.unsqueeze(places, 2), line)
-    chosen = call.op("greater", call.op("reduce_sum", call.cast(hits, float32), axes=(1,)), 0.0)
+    chosen = call.flip(_among_best(call, call.flip(scores, 1), count), 1)
     nothing = call.builder.number(0.0, float32)
     normalized = bool(call.attribute("normalize_routing_weights", 0))
     if mixing is not None:

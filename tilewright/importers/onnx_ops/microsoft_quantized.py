@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
@@ -79,8 +81,13 @@ def quantized_global_average(call: OnnxCall) -> Value:
 
 @rule("QLinearAveragePool")
 def quantized_average(call: OnnxCall) -> Value:
-    x = _channels_first(call, _numbers(call, 0))
-    return _channels_back(call, _result(call, mean_of_windows(call, x), 3, call[0]))
+    """As ONNX Runtime rounds, which adds the zero point before."""
+    x, like = _channels_first(call, _numbers(call, 0)), call[0].dtype
+    steps = call.op("divide", mean_of_windows(call, x), _single(call, 3))
+    steps = call.op("add", steps, call.cast(_single(call, 4), float32)) if call.has(4) else steps
+    bounds = np.iinfo(like.numpy)
+    whole = call.op("clip", call.op("round", steps), low=float(bounds.min), high=float(bounds.max))
+    return _channels_back(call, call.cast(whole, like))
 
 
 @rule("QLinearConcat")

@@ -22,13 +22,14 @@ TABLE = RuleTable("ONNX Runtime: states, gates and streams", "com.microsoft::")
 rule = TABLE.rule
 
 
-def _whole(size: Size, subject: str) -> int:
+def whole(size: Size, subject: str) -> int:
+    """A size that is a number; raises `Unsupported` for others."""
     if not isinstance(size, int):
         raise Unsupported(f"{subject} of the dynamic size {size}", "fix its size")
     return size
 
 
-def _refuse(call: OnnxCall, **defaults: int) -> None:
+def refuse(call: OnnxCall, **defaults: int) -> None:
     """Raise `Unsupported` for attributes with other values than these."""
     for name, default in defaults.items():
         if call.attribute(name, default) != default:
@@ -59,7 +60,7 @@ def scaled_silu(call: OnnxCall) -> Value:
 def gated_norm(call: OnnxCall) -> Value:
     """The norm over as many last elements as there are scales, times the activation of a gate."""
     x, scale, gate = call[0], call.cast(call[1], float32), call.cast(call[2], float32)
-    count = _whole(scale.shape[0], "a scale")
+    count = whole(scale.shape[0], "a scale")
     groups = call.reshape(call.cast(x, float32), (*x.shape[:-1], -1, count))
     normed = call.op("rms_norm", groups, scale, axis=groups.rank - 1, epsilon=float(call.attribute("epsilon", 1e-5)))
     kind = call.choice("activation", "silu", "swish", "sigmoid")
@@ -124,6 +125,26 @@ def decay_and_rate(call: OnnxCall) -> tuple[Value, Value | None]:
     return call.cast(decay, call[0].dtype), rate
 
 
+@rule("EngramGate")
+def gate_of_likeness(call: OnnxCall) -> tuple[Value, Value | None]:
+    """A value [B, S, H], times the sigmoid of how like keys and queries [B, S, C, H] are; and the norm of this."""
+    epsilon, width = float(call.attribute("epsilon", 1e-5)), whole(call[0].shape[3], "a hidden size")
+    key, query = (_scaled_norm(call, call[index], call[index + 3], epsilon) for index in (0, 1))
+    total = call.op("reduce_sum", call.op("multiply", key, query), axes=(3,), keepdims=True)
+    likeness = call.op("multiply", total, 1 / math.sqrt(width))
+    root = call.op("sqrt", call.op("maximum", call.op("absolute", likeness), 1e-6))
+    gate = call.op("sigmoid", call.op("multiply", call.op("sign", likeness), root))
+    gated = call.op("multiply", gate, call.unsqueeze(call.cast(call[2], float32), 2))
+    normed = _scaled_norm(call, gated, call[5], epsilon) if call.has(5) else None
+    return call.cast(gated, call[0].dtype), None if normed is None else call.cast(normed, call[0].dtype)
+
+
+def _scaled_norm(call: OnnxCall, x: Value, scale: Value, epsilon: float) -> Value:
+    """The norm of rows of x, in float32, times scales that broadcast to x."""
+    normed = call.op("rms_norm", call.cast(x, float32), axis=x.rank - 1, epsilon=epsilon)
+    return call.op("multiply", normed, call.cast(scale, float32))
+
+
 @rule("UnfoldTensor")
 def unfold(call: OnnxCall) -> Value:
     """Windows of a dimension, which come last."""
@@ -144,11 +165,11 @@ def causal_convolution(call: OnnxCall) -> tuple[Value, Value]:
 
     x [B, C, L], weight [C, 1, k], past [B, C, S] with S = (k - 1) dilation; or [B, L, channels], [B, S, channels].
     """
-    _refuse(call, ndim=1, state_update_capacity=0, state_channels_last=-1, state_window=0, state_length=0,
-            input_channel_offset=0, input_channels=0)  # fmt: skip
+    refuse(call, ndim=1, state_update_capacity=0, state_channels_last=-1, state_window=0, state_length=0,
+           input_channel_offset=0, input_channels=0)  # fmt: skip
     x, weight, last = call[0], call[1], bool(call.attribute("channels_last", 0))
-    dilation, channels = call.positive("dilation", 1), _whole(weight.shape[0], "channels")
-    places_kept = (_whole(weight.shape[2], "a kernel") - 1) * dilation
+    dilation, channels = call.positive("dilation", 1), whole(weight.shape[0], "channels")
+    places_kept = (whole(weight.shape[2], "a kernel") - 1) * dilation
     rows = _channels_second(call, x) if last else x
     if call.has(3):
         past = _channels_second(call, call[3]) if last else call[3]
@@ -178,11 +199,11 @@ def linear_attention(call: OnnxCall) -> tuple[Value, Value]:
     scale S^T query. Queries [B, T, H D], keys [B, T, G D], values [B, T, G E], decay [B, T, G or G D], rate [B, T, G
     or 1].
     """
-    _refuse(call, state_window=0)
+    refuse(call, state_window=0)
     call.attribute("chunk_size")
     heads, groups = call.positive("q_num_heads"), call.positive("kv_num_heads")
     kind = call.choice("update_rule", "gated_delta", "gated", "delta", "linear")
-    width, depth = (_whole(call[index].shape[2], "heads") for index in (0, 2))
+    width, depth = (whole(call[index].shape[2], "heads") for index in (0, 2))
     if width % heads or depth % groups or (heads % groups and groups % heads):
         raise Invalid(f"{heads} heads of queries, of {width} in all, and {groups} of values, of {depth}")
     size, depth = width // heads, depth // groups
@@ -195,17 +216,26 @@ def linear_attention(call: OnnxCall) -> tuple[Value, Value]:
     given = [query, _by_heads(call, 1, groups, size), _by_heads(call, 2, groups, depth)]
     given += [_decay(call, groups, size)] if "gated" in kind else []
     given += [_by_heads(call, 5, -1, 1)] if "delta" in kind else []
-    rows = [call.transpose(value, 0, 1) for value in given]  # [T, B, ...]
     shape = (query.shape[0], groups, size, depth)
     state = call.cast(call[3], float32) if call.has(3) else call.full(shape, 0.0, float32)
+    after, read = through_positions(call, kind, state, given)
+    result = call.reshape(read, (*query.shape[:2], groups * shared * depth))
+    return call.cast(result, call[0].dtype), call.cast(after, call[3].dtype if call.has(3) else call[0].dtype)
+
+
+def through_positions(call: OnnxCall, kind: str, state: Value, given: Sequence[Value]) -> tuple[Value, Value]:
+    """The state [B, G, D, E] after the last position, and what the queries of each read, [B, T, G, shared, E].
+
+    `given` are queries [B, T, G, shared, D], keys, values, and what the kind of rule has: decays, rates; all float32.
+    """
+    rows = [call.transpose(value, 0, 1) for value in given]  # [T, B, ...]
 
     def step(emit: Emitter, place: Value, carried: list[Value], captured: list[Value]) -> tuple[None, list[Value]]:
         now = [emit.op("gather", value, place, axis=0) for value in captured]
         return None, _delta_step(emit, kind, carried[0], now)
 
-    after, read = loop(call, step, [state], rows, trips=query.shape[1])  # [T, B, G, shared, E]
-    result = call.reshape(call.transpose(read, 0, 1), (*query.shape[:2], groups * shared * depth))
-    return call.cast(result, call[0].dtype), call.cast(after, call[3].dtype if call.has(3) else call[0].dtype)
+    after, read = loop(call, step, [state], rows, trips=rows[0].shape[0])
+    return after, call.transpose(read, 0, 1)
 
 
 def _by_heads(call: OnnxCall, index: int, heads: int, size: int) -> Value:
@@ -219,7 +249,7 @@ def _by_heads(call: OnnxCall, index: int, heads: int, size: int) -> Value:
 
 def _decay(call: OnnxCall, groups: int, size: int) -> Value:
     """What a state is multiplied by [B, T, G, 1 or D]."""
-    width = _whole(call[4].shape[2], "a decay") if call.has(4) else groups
+    width = whole(call[4].shape[2], "a decay") if call.has(4) else groups
     return call.op("exp", _by_heads(call, 4, groups, size if width == groups * size else 1))
 
 
@@ -246,7 +276,7 @@ def rotary_of_three(call: OnnxCall) -> Value:
     if call.attribute("is_packed_batching", 0) or float(call.attribute("scale", 1.0)) != 1.0:
         raise Unsupported("packed batches or a scale of positions", "give positions for each sequence")
     tables = [call[2], call[3]]
-    half, parts = _whole(tables[0].shape[1], "a table"), list(call.attribute("mrope_section") or [])
+    half, parts = whole(tables[0].shape[1], "a table"), list(call.attribute("mrope_section") or [])
     if len(parts) != 3 or sum(parts) != half or min(parts) < 0:
         raise Invalid(f"the sections {parts} do not make up {half} pairs")
     heads, width = call.attribute("num_heads", 0), call.attribute("rotary_embedding_dim", 0)

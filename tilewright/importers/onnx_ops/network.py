@@ -222,6 +222,13 @@ def row_statistics(call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float
     return mean, call.op("rsqrt", call.op("add", variance, epsilon))
 
 
+def inverse_length(call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float) -> Value:
+    """1 / sqrt(mean of squares + epsilon) over `axes`, kept as ones, in float32 at least."""
+    wide = call.wide(x)
+    power = call.op("reduce_mean", call.op("multiply", wide, wide), axes=tuple(axes), keepdims=True)
+    return call.op("rsqrt", call.op("add", power, epsilon))
+
+
 @rule("RMSNormalization")
 def rms_norm(call: OnnxCall) -> Value:
     x = call[0]
@@ -239,9 +246,7 @@ def simplified_layer_norm(call: OnnxCall) -> tuple[Value, ...]:
     result = call.op("rms_norm", x, scale, axis=axis, epsilon=epsilon)
     if call.outputs < 2:
         return (result,)
-    wide = call.wide(x)
-    power = call.op("reduce_mean", call.op("multiply", wide, wide), axes=tuple(range(axis, x.rank)), keepdims=True)
-    return result, call.op("rsqrt", call.op("add", power, epsilon))
+    return result, inverse_length(call, x, range(axis, x.rank), epsilon)
 
 
 @rule("BatchNormalization")
