@@ -20,6 +20,7 @@ FORMS = [
     (8, 4, 96, 96, 32, 7, 0.0),
     (6, 6, 16, 16, 8, 5, 20.0),
     (8, 2, 32, 32, 1, 0, 30.0),  # a page for each token
+    (10, 2, 24, 40, 8, 20, 15.0),  # five heads of a key head, widths of their own
     (40, 2, 16, 16, 4, 33, 0.0),  # more heads of a key head than a small tile has rows
 ]
 # New tokens and lengths of each sequence.

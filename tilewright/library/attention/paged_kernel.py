@@ -3,7 +3,8 @@
 One program takes a block of queries of one sequence, for all query heads that share a key/value head: row r of its
 tile is query `r // GROUP` and head `r % GROUP`, so that keys are read once for a group.  It walks the sequence's
 pages with an online softmax, as `attention.kernel`, transposed in the same way: queries lie along the vector
-dimension, keys and values are the left operands of products, read in place, because a page is contiguous.
+dimension, keys and values are the left operands of products, read in place, because a page is contiguous.  Heads of
+a single token would leave most lanes empty: there keys lie along vectors.
 """
 
 # mypy: ignore-errors
@@ -16,6 +17,7 @@ import tilewright.language as tl
 from tilewright.library.attention.scores import LOG2_E, online_softmax
 
 TILED_HEADS = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
+MOST_TILED_HEADS = tl.constexpr(16)  # more are rows of a block, as queries are
 
 
 @tilewright.jit
@@ -114,17 +116,58 @@ def attend_token(q, keys, values, table, out, scale, context, pages, slot, value
 
 
 @tilewright.jit
+def attend_heads(q, keys, values, table, out, scale, context, pages, slot, value_slot, GROUP: tl.constexpr,
+                 HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+                 SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """The heads of the last token of a sequence that share keys.
+
+    Keys, and then the width of values, lie along vectors: no lane is without a head, as in a tile along queries.
+    """
+    row = tl.arange(0, GROUP)[:, None]
+    dim = tl.arange(0, HEAD)
+    value_dim = tl.arange(0, VALUE_HEAD)
+    q_block = tl.load(q + row * HEAD + dim[None, :]).to(TYPE)
+    maximum = tl.full((GROUP,), float("-inf"), TYPE)
+    total = tl.zeros((GROUP,), TYPE)
+    acc = tl.zeros((GROUP, VALUE_HEAD), TYPE)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(context - WINDOW, 0) // PAGE
+    for number in range(first, (context + PAGE - 1) // PAGE):
+        page = tl.load(table + number).to(tl.int64)
+        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        key = number * PAGE + tl.arange(0, PAGE)
+        inside = tl.arange(0, PAGE).to(tl.int64)[:, None]
+        seen = key < context
+        if WINDOW > 0:
+            seen = seen & (key >= context - WINDOW)
+        k_block = tl.load(keys + page * PAGE * slot + inside * slot + dim[None, :])
+        scores = tl.dot(q_block, tl.trans(k_block.to(TYPE)), input_precision="ieee").to(TYPE)
+        scores = tl.where(seen[None, :], bounded_scores(scores, scale, SOFTCAP), float("-inf"))
+        new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 1, tl.exp2)
+        v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :],
+                          mask=(key < context)[:, None], other=0.0)  # fmt: skip
+        acc = acc * correction[:, None]
+        acc = tl.dot(weights, v_block.to(TYPE), acc, input_precision="ieee")
+        maximum = new_maximum
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + row * VALUE_HEAD + value_dim[None, :], result.to(out.dtype.element_ty))
+
+
+@tilewright.jit
 def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, scale,
                     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
                     PAGE: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, WINDOW: tl.constexpr,
                     SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Grid: (blocks of rows, key/value heads, sequences); blocks that a sequence does not have end at once.
 
-    A sequence with at most `FEW` rows (decoding) takes one small block, or where few heads share keys one by one.
+    A single new token (decoding) takes a tile of the heads that share keys, or these one by one where they are few;
+    a sequence with at most `FEW` rows takes one small block.
     Starts, lengths and page numbers are clamped to the tensors that they point into.
     """
     GROUP: tl.constexpr = HEADS // KEY_HEADS
     SINGLE: tl.constexpr = GROUP if GROUP < TILED_HEADS else 0
+    TILED: tl.constexpr = GROUP if TILED_HEADS <= GROUP and GROUP <= MOST_TILED_HEADS else 0
     key_head = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
     start = tl.minimum(tl.maximum(tl.load(starts + sequence).to(tl.int64), 0), tokens)
@@ -144,6 +187,9 @@ def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots
                 attend_token(q + head * HEAD, keys, values, table, out + head * VALUE_HEAD, scale, context,
                              slots // PAGE, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, HEAD, VALUE_HEAD, PAGE, WINDOW,
                              SOFTCAP, TYPE)  # fmt: skip
+        elif count * GROUP == TILED:
+            attend_heads(q, keys, values, table, out, scale, context, slots // PAGE, KEY_HEADS * HEAD,
+                         KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE, WINDOW, SOFTCAP, TYPE)  # fmt: skip
         elif count * GROUP <= FEW:
             attend_block(q, keys, values, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
                          HEADS * VALUE_HEAD, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE,
