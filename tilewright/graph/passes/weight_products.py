@@ -22,6 +22,7 @@ from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_consta
 from tilewright.graph.target_passes import TargetPasses
 
 _DEEPEST_WEIGHTS = 8  # nodes from the product to `dequantize`
+_LARGEST_SCALE = 2.0**100  # kernels multiply weights by 2^16 when they round them to bfloat16
 _VIEWS_OF_WEIGHTS = ("reshape", "permute", "cast")
 _PARTS = ("slice", "concat", "gather", "broadcast_to")
 Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
@@ -141,8 +142,8 @@ def canonical(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -
         return f"there are kernels for integers of 4 and 8 bits and for floats of 8 bits, and these are {dtype}"
     if dtype.itemsize == 1 and dtype in _FOURS and group % 2:
         return f"groups of {group} have no whole bytes"
-    if not np.isfinite(scales.astype(np.float32)).all():
-        return "scales are infinite or not a number"
+    if not (np.abs(scales.astype(np.float32)) < _LARGEST_SCALE).all():
+        return "scales are infinite, not a number or over 2^100"
     if dtype in _FLOATS:
         return codes, scales, None
     points = 0 if zeros is None else zeros.astype(np.int64)

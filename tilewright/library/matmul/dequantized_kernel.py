@@ -204,12 +204,13 @@ def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_r
 
 @tilewright.jit
 def upper_half(number, ROUNDED: tl.constexpr):
-    """bfloat16 of float32 in the upper half of a word; codes of 8 bits need no rounding."""
+    """bfloat16 of float32 in the upper half of a word; codes of 8 bits need no rounding.
+
+    The product with 2^16 + 1 drops the bits that bfloat16 lacks (Veltkamp's splitting): numbers are below 2^111.
+    """
     if ROUNDED:
-        result = number.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    else:
-        result = number.to(tl.uint32, bitcast=True) & 0xFFFF0000
-    return result
+        number = tl.fma(number, -65536.0, number * 65537.0)
+    return number.to(tl.uint32, bitcast=True) & 0xFFFF0000
 
 
 @tilewright.jit
@@ -251,9 +252,12 @@ def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GR
 
 
 @tilewright.jit
-def number_at(words, STEP: tl.constexpr, zero, scale):
+def number_at(table, words, STEP: tl.constexpr, zero, scale, ZEROS: tl.constexpr):
     """float32 of the weights of one of the eight steps."""
-    return (((words >> 4 * STEP) & 15).to(tl.int32) - zero).to(tl.float32) * scale
+    number = tl.gather(table, (words >> 4 * STEP) & 15, 0)
+    if ZEROS:
+        number = number - zero
+    return number * scale
 
 
 @tilewright.jit
@@ -261,27 +265,26 @@ def widen_words(w, scales, zeros, numbers, panel, begin, depth, GROUP: tl.conste
                 WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """Store `LINES` steps of a panel as floats [LINES][WIDTH]; with `PAIRS` as bfloat16 [LINES/2][WIDTH][2], which are
     written as words."""
-    run: tl.constexpr = GROUP if GROUP < LINES else LINES
-    runs = tl.arange(0, LINES // run)[:, None, None]
-    word = runs * (run // 8) + tl.arange(0, run // 8)[None, :, None]
-    lane = tl.arange(0, WIDTH)[None, None, :]
-    panel_words = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH)
-    words = tl.load(panel_words + (begin // 8 + word) * WIDTH + lane)
-    place = (panel * (depth // GROUP) + begin // GROUP + runs) * WIDTH + lane
-    zero = ZERO
-    if ZEROS:
-        zero = tl.load(zeros + place).to(tl.int32)
-    scale = tl.load(scales + place).to(tl.float32)
-    if PAIRS:
-        pairs = numbers.to(tl.pointer_type(tl.uint32), bitcast=True)
-        for step in tl.static_range(4):
-            low = upper_half(number_at(words, 2 * step, zero, scale), True) >> 16
-            high = upper_half(number_at(words, 2 * step + 1, zero, scale), True)
-            tl.store(pairs + (word * 4 + step) * WIDTH + lane, low | high)
-    else:
-        for step in tl.static_range(8):
-            found = number_at(words, step, zero, scale)
-            tl.store(numbers + (word * 8 + step) * WIDTH + lane, found.to(numbers.dtype.element_ty))
+    lane = tl.arange(0, WIDTH)
+    table = (tl.arange(0, 16) - ZERO).to(tl.float32)
+    stored = w.to(tl.pointer_type(tl.uint32), bitcast=True) + (panel.to(tl.int64) * depth + begin) // 8 * WIDTH + lane
+    pairs = numbers.to(tl.pointer_type(tl.uint32), bitcast=True) + lane
+    place = (panel * (depth // GROUP) + begin // GROUP) * WIDTH + lane
+    for line in range(0, LINES, 8):
+        words = tl.load(stored + line // 8 * WIDTH)
+        scale = tl.load(scales + place + line // GROUP * WIDTH).to(tl.float32)
+        zero = 0.0
+        if ZEROS:
+            zero = tl.load(zeros + place + line // GROUP * WIDTH).to(tl.float32)
+        if PAIRS:
+            for step in tl.static_range(0, 8, 2):
+                low = upper_half(number_at(table, words, step, zero, scale, ZEROS), True)
+                high = upper_half(number_at(table, words, step + 1, zero, scale, ZEROS), True)
+                tl.store(pairs + (line + step) // 2 * WIDTH, low >> 16 | high)
+        else:
+            for step in tl.static_range(8):
+                found = number_at(table, words, step, zero, scale, ZEROS)
+                tl.store(numbers + (line + step) * WIDTH + lane, found.to(numbers.dtype.element_ty))
 
 
 @tilewright.jit
