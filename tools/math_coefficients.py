@@ -52,6 +52,7 @@ FITS = (
         lambda s: (2 * mpmath.atanh(s) / s / mpmath.log(2) - 2 / mpmath.log(2)) / s**2, lambda s: s**2,
         lambda s: s * s, single=False,
     ),
+    Fit("arctangent", 1e-3, 1.0, 8, lambda x: (mpmath.atan(x) - x) / x**3, lambda x: x**2, lambda x: x * x),
     Fit("exp2_double", -0.5, 0.5, 6, lambda r: (mpmath.power(2, r) - 1) / r, lambda r: r, single=False),
 )  # fmt: skip
 

@@ -53,10 +53,12 @@ from tilewright.language.extra.special import (
     logarithm_1p,
     normcdf,
     normcdfinv,
+    polynomial,
     power_of_ten,
     sinpi,
     tgamma,
 )
+from tilewright.language.extra.tables import ARCTANGENT
 from tilewright.language.function import language_function
 from tilewright.language.math import (
     abs,
@@ -77,7 +79,7 @@ from tilewright.language.math import (
     tanh,
     trunc,
 )
-from tilewright.language.types import constexpr_function, float32, float64, uint64
+from tilewright.language.types import float32, float64, uint64
 
 fabs, nearbyint, fmaf, scalbn, rsqrt_rn = abs, rint, fma, ldexp, rsqrt
 fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = exp, exp2, log, log2, sin, cos, pow
@@ -245,23 +247,25 @@ def _wide(x):
     return x.to(float32) if x.dtype.primitive_bitwidth < 32 else x
 
 
-@constexpr_function
-def _arctangent_terms(dtype):
-    """Terms of the series for the dtype's precision at the largest argument that is left, tan(pi / 16)."""
-    return 13 if dtype.primitive_bitwidth == 64 else 6
+@language_function
+def _halved_arctangent(ratio):
+    """Arctangent of fp64 numbers in [0, 1]: the angle is halved twice, then its power series."""
+    half = ratio / (1.0 + sqrt(1.0 + ratio * ratio))
+    quarter = half / (1.0 + sqrt(1.0 + half * half))
+    square = quarter * quarter
+    series = core.full(ratio.shape, 0.0, ratio.dtype)
+    for term in core.static_range(13):
+        series = 1.0 / (25 - 2 * term) - square * series
+    return 4.0 * quarter * series
 
 
 @language_function
 def _arctangent(ratio):
-    """Arctangent of numbers in [0, 1]: the angle is halved twice, then its power series."""
-    half = ratio / (1.0 + sqrt(1.0 + ratio * ratio))
-    quarter = half / (1.0 + sqrt(1.0 + half * half))
-    square = quarter * quarter
-    count: core.constexpr = _arctangent_terms(ratio.dtype)
-    series = core.full(ratio.shape, 0.0, ratio.dtype)
-    for term in core.static_range(count):
-        series = 1.0 / (2 * (count - term) - 1) - square * series
-    return 4.0 * quarter * series
+    """Arctangent of numbers in [0, 1]; of fp32 by a polynomial."""
+    if ratio.dtype.primitive_bitwidth == 64:
+        return _halved_arctangent(ratio)
+    square = ratio * ratio
+    return ratio + ratio * square * polynomial(square, ARCTANGENT)
 
 
 @language_function
