@@ -278,3 +278,25 @@ def test_threads_have_neighbours_along_a_scanned_axis():
     layout = blocked_layout((512, 8), 1, 1, 8, 32, 0, 0)
     assert layout.vectors("register") == ((1, 0), (2, 0), (4, 0), (8, 0))
     assert layout.vectors("lane")[:3] == ((0, 1), (0, 2), (0, 4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "run", "warps", "moved"),
+    [(16, 128, 1, 4, True), (1, 4096, 1, 8, True), (4, 1024, 4, 4, False), (32, 4, 1, 4, False)],
+)  # fmt: skip
+def test_scans_of_rows_have_neighbours_in_threads(rows, columns, run, warps, moved):
+    """Where lanes that load neighbours would hand over each of their elements."""
+
+    @tilewright.jit
+    def running(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr):
+        place = (tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]) * (4 // RUN)
+        tl.store(target + place, tl.cumsum(tl.load(source + place), 1))
+
+    constants = {"ROWS": rows, "COLUMNS": columns, "RUN": run}
+    assignment = assigned(running, {"source": "*fp32", "target": "*fp32"}, constants, warps)
+    (scan,) = [operation for operation in assignment.function.walk() if operation.opcode == "scan"]
+    layout = assignment.layouts[scan.operands[0]]
+    each = rows * columns // (32 * warps)
+    neighbours = [(0, 1 << bit) for bit in range(each.bit_length() - 1)]
+    assert (list(layout.vectors("register"))[: len(neighbours)] == neighbours and each > 1) == moved
+    check_places(assignment, warps)

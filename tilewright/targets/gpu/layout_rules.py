@@ -11,6 +11,9 @@ from tilewright.targets.gpu.assigner import Assigner, Rule
 from tilewright.targets.gpu.dot_scalar_layout import multiply_add
 from tilewright.targets.gpu.transfer import moves_by_registers, result_layout
 
+_WORTH_MOVING = 4 / 3  # times faster, to pay for waiting
+_SCANNED_BYTES = 16 << 10  # of a block that is moved for a scan: more of shared memory leaves fewer CTAs room
+
 _SMALL = 8  # a load of so much less than the largest access waits for what it is combined with
 
 
@@ -190,15 +193,32 @@ def _common(assigner: Assigner, operation: Operation) -> LinearLayout:
 
 
 def _scan(assigner: Assigner, operation: Operation) -> None:
-    """In place; a layout whose bits along the axis are mixed with others is left first."""
+    """In place, unless another layout saves more than moving there and back takes; a layout whose bits along the axis
+    are mixed with others is left first."""
     layout = _common(assigner, operation)
     axis = operation.attributes["axis"]
     assert isinstance(axis, int)
     if not transfer.separable(layout, axis):
         layout = assigner.default(operation.operands[0])
+    layout = _faster_scan(assigner, operation, layout, axis)
     assigner.require(operation, [layout] * len(operation.operands))
     for result in operation.results:
         assigner.anchor(result, layout)
+
+
+def _faster_scan(assigner: Assigner, operation: Operation, layout: LinearLayout, axis: int) -> LinearLayout:
+    """The layout in which threads have as many neighbours along the axis as they have elements, where that is faster;
+    else the given one."""
+    shape, bits = layout.shape, sum(transfer.element_bits(value) for value in operation.operands)
+    each = min(shape[axis], prod(shape) // (assigner.lanes * assigner.warps))
+    if each < 2 or prod(shape) * bits > 8 * _SCANNED_BYTES:
+        return layout
+    other = transfer.blocked_layout(shape, axis, each, assigner.warps, assigner.lanes, combined=axis)
+    if not transfer.separable(other, axis):
+        return layout
+    before, after = (transfer.scan_cost(each, axis) * len(operation.operands) for each in (layout, other))
+    after += transfer.conversion_cost(layout, other, bits) + transfer.conversion_cost(other, layout, bits)
+    return other if _WORTH_MOVING * after < before else layout
 
 
 def _map(assigner: Assigner, operation: Operation) -> None:

@@ -31,6 +31,7 @@ from tilewright.passes.axis_info import AxisInfo
 SECTOR_BYTES = 32  # what memory moves at least
 _EXCHANGE_BYTES = 48 << 10  # of shared memory for one conversion, where steps allow it
 _THREAD_BYTES = 32  # of one access of a thread: two vectors, so that lanes still share sectors
+_LANE_STEP, _WARP_STEP = 5.0, 8.0  # of a scan, for a block of registers: a shuffle, choices, combinations
 _WRITTEN_BYTES = 16  # of what is stored: each vector goes to memory by itself, and two of them fill sectors in halves
 
 
@@ -304,6 +305,19 @@ def conversion_cost(source: LinearLayout, target: LinearLayout, bits: int) -> fl
 def conversion_plan(source: LinearLayout, target: LinearLayout, bits: int) -> Plan:
     """How blocks of elements of `bits` bits change their layout; large ones in steps through little memory."""
     return plan_conversion(source, target, bits, _EXCHANGE_BYTES)
+
+
+def scan_cost(layout: LinearLayout, axis: int) -> float:
+    """About the cycles of a warp for a scan of one operand: bits of the coordinate follow each other from the lowest,
+    and what is known of blocks of registers is handed over between lanes, then between warps."""
+    along = [(vector[axis], name) for name in layout.input_names for vector in layout.vectors(name) if vector[axis]]
+    registers = blocks = layout.size("register")
+    cost = 0.0
+    for _, name in sorted(along):
+        if name == "register":
+            blocks //= 2
+        cost += {"register": registers / 2, "lane": blocks * _LANE_STEP, "warp": blocks * _WARP_STEP}[name]
+    return cost + registers
 
 
 @lru_cache(maxsize=4096)
