@@ -333,3 +333,32 @@ def test_programs_that_read_few_bytes_take_more_elements(dtypes: tuple[DType, ..
     b.output(y, "y")
     call = elementwise_call(b.finish().nodes, [Result(y, y)], {}, NvidiaTarget.named("sm_90a"))
     assert call.constants == {"BLOCK": 1024 * times}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "tile"),
+    [(float16, (341, 8000), 64), (float32, (341, 8000), 32), (float32, (512, 8192), 64), (float16, (321, 8000), 32)],
+)
+def test_tiles_of_narrow_elements_are_large(dtype: DType, shape: tuple[int, int], tile: int) -> None:
+    b = GraphBuilder("narrow")
+    y = b.op("permute", [b.input("x", dtype, shape)], order=(1, 0))
+    b.output(y, "y")
+    call = elementwise_call(b.finish().nodes, [Result(y, y)], {}, NvidiaTarget.named("sm_90a"))
+    assert call.constants == {"TILE_ROWS": tile, "TILE_COLUMNS": tile}
+
+
+def test_places_that_are_clipped_and_multiplied_are_not_checked_again(draw: Draw) -> None:
+    b = GraphBuilder("places")
+    x, at, row = b.input("x", float32, (42,)), b.input("at", float32, (30,)), b.input("row", float32, (30,))
+    places = [b.op("clip", [b.op("cast", [v], dtype=int32)], low=0, high=n) for v, n in ((row, 5), (at, 6))]
+    flat = b.op("add", [b.op("multiply", [places[0], 7]), places[1]])
+    y = b.op("gather_elements", [x, flat], axis=0)
+    b.output(y, "y")
+    graph = b.finish()
+    call = elementwise_call(graph.nodes, [Result(y, y)], graph.constants, NvidiaTarget.named("sm_90a"))
+    assert "where" not in call.kernel.source
+    inputs = {"x": draw(42), "at": draw(30) * 9, "row": draw(30) * 9}
+    memory = Memory(graph, inputs)
+    run_call(call, memory, False)
+    row_at, column = (np.clip(inputs[name].astype(np.int32), 0, high) for name, high in (("row", 5), ("at", 6)))
+    np.testing.assert_array_equal(memory.array(y), inputs["x"][row_at * 7 + column])

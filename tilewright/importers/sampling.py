@@ -61,9 +61,9 @@ def weighted_taps(emit: Emitter, pixels: Value, extents: Sequence[Size], taps: S
     for corner in itertools.product(*taps):
         flat: Value | None = None
         for (position, _), extent in zip(corner, extents, strict=True):
-            last = emit.op("subtract", emit.value(extent, position.dtype), 1.0)
-            place = emit.cast(emit.op("minimum", _positive(emit, position), last), kind)
-            flat = place if flat is None else emit.op("add", emit.op("multiply", flat, emit.value(extent, kind)), place)
+            place = _nearest_inside(emit, emit.cast(position, kind), extent)
+            before = None if flat is None else emit.op("multiply", flat, emit.value(extent, kind))
+            flat = place if before is None else emit.op("add", before, place)
         assert flat is not None
         weight = reduce(lambda left, right: emit.op("multiply", left, right), [weight for _, weight in corner])
         batch, channels = pixels.shape[:2]
@@ -71,6 +71,14 @@ def weighted_taps(emit: Emitter, pixels: Value, extents: Sequence[Size], taps: S
         pixel = emit.op("gather_elements", pixels, index, axis=2)
         found.append(emit.op("multiply", emit.cast(pixel, weight.dtype), emit.unsqueeze(weight, 1)))
     return found
+
+
+def _nearest_inside(emit: Emitter, place: Value, extent: Size) -> Value:
+    """Whole places from 0 up to the last one; NaN and what integers do not hold became the least of these."""
+    if isinstance(extent, int):
+        return emit.op("clip", place, low=0, high=extent - 1)
+    last = emit.value(simplify(lift(extent) - 1), place.dtype)
+    return emit.op("minimum", emit.op("maximum", place, 0), last)
 
 
 def weighted_sum(emit: Emitter, parts: Sequence[Value]) -> Value:

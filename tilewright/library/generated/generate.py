@@ -63,6 +63,7 @@ _READ_BYTES = 4  # of an element that are enough: 32 bytes of a thread, on their
 _NEAR = 4  # elements from one that a GPU's thread reads to its neighbour's, which lie in one line of a cache
 _SMALL_PLANE = 512  # elements that lie together, of which threads read in any order what their warp reads together
 _TINY_TILE = 64
+_NARROW = 8  # elements of 16 bytes
 _MANY = 1 << 18  # elements of kernels whose last program alone has a mask
 _LINE_BEGIN = 4  # elements that the begin of a line in a block costs
 
@@ -516,7 +517,7 @@ def _tile_kernel(
     ordered = [*outer, row, column]
     writer = Writer(traced.tracer, references, ordered, [*outer_names, "row", "column"], "mask")
     planes = product([variable.extent for variable in outer])
-    rows, columns = _tile(row.extent, column.extent, planes, loops)
+    rows, columns = _tile(row.extent, column.extent, planes, loops, traced.widest())
     starts = [
         # Known to begin at 0, so that what a tile has beyond the dimension is never read.
         "" if loops.blocks and _covers(count, variable.extent) else f"tl.program_id({axis}) * {name} + "
@@ -537,11 +538,11 @@ def _covers(block: int, extent: Size) -> bool:
     return isinstance(extent, int) and block >= extent
 
 
-def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing) -> tuple[int, int]:
+def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing, widest: int) -> tuple[int, int]:
     """The rows and columns of a tile: as many of both; on GPUs powers of two, and where one of them is short more of
-    the other, so that a program has as much to do as one of a square tile."""
+    the other, so that a program has as much to do as one of a square tile.  `widest`: elements of 16 bytes."""
     total = product([planes, row, column])
-    large = all(divides(loops.tile, extent) for extent in (row, column))
+    large = all(_fills(loops.tile, extent, widest) for extent in (row, column))
     tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TRANSPOSED_TILE
     rows, columns = (min(extent, tile) if isinstance(extent, int) else tile for extent in (row, column))
     if not loops.blocks:
@@ -551,6 +552,15 @@ def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing) -> tuple[in
     if rows < columns:
         return next_power_of_2(rows), _long_side(rows, column, total, loops)
     return _long_side(columns, row, total, loops), next_power_of_2(columns)
+
+
+def _fills(tile: int, extent: Size, widest: int) -> bool:
+    """Whether large tiles leave nothing over of a dimension; or little, where lines of small ones are short: those of
+    narrow elements on GPUs."""
+    if divides(tile, extent):
+        return True
+    beyond = -extent % tile if isinstance(extent, int) else tile
+    return tile > TRANSPOSED_TILE and widest >= _NARROW and isinstance(extent, int) and 6 * beyond <= extent
 
 
 def _long_side(short: int, extent: Size, total: int, loops: WorkSharing) -> int:

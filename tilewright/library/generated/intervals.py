@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 from tilewright.library.generated.trace import Conditional, ElementwiseOperation, Expression, Literal, Position
 from tilewright.symbolic import upper_bound
@@ -66,6 +67,11 @@ def _clip(item: ElementwiseOperation, operands: list[Interval]) -> Interval:
     return min(max(low, least), most), max(min(high, most), least)
 
 
+def _product(item: ElementwiseOperation, operands: list[Interval]) -> Interval:
+    ends = [left * right for left in operands[0] for right in operands[1]]
+    return (min(ends), max(ends)) if all(map(isfinite, ends)) else _ANY
+
+
 def _remainder(item: ElementwiseOperation, operands: list[Interval]) -> Interval:
     low, high = operands[1]
     return (0.0, high - 1) if low == high and low > 0 else _ANY  # has the sign of the divisor
@@ -74,6 +80,7 @@ def _remainder(item: ElementwiseOperation, operands: list[Interval]) -> Interval
 _RULES: dict[str, Callable[[ElementwiseOperation, list[Interval]], Interval]] = {
     "add": lambda item, found: (found[0][0] + found[1][0], found[0][1] + found[1][1]),
     "subtract": lambda item, found: (found[0][0] - found[1][1], found[0][1] - found[1][0]),
+    "multiply": _product,
     "maximum": lambda item, found: (max(found[0][0], found[1][0]), max(found[0][1], found[1][1])),
     "minimum": lambda item, found: (min(found[0][0], found[1][0]), min(found[0][1], found[1][1])),
     "where": lambda item, found: _either(found[1], found[2]),

@@ -43,6 +43,8 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, uppe
 from tilewright.targets.base import Target
 
 _TILE_COLUMNS = 64  # of a tile along a middle dimension
+_LINE_BYTES = 64  # of such a tile's rows, at least, of columns as long as
+_LONG_COLUMN = 4096
 ASSUMED_ELEMENTS = 1024  # elements along a tile where their number is known only at run time
 LEAST_SECOND_LAUNCH = (
     8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
@@ -79,7 +81,9 @@ def _tiles(anchor: Node, target: Target, stores_rows: bool) -> Tiles:
         across, along, tiles = SHORT_ROWS, 1, expected(outer) * -(-expected(inner) // SHORT_ROWS)
     else:
         across = min(next_power_of_2(max(1, expected(inner))), _TILE_COLUMNS)
-        while across > 8 and expected(outer) * -(-expected(inner) // across) < 2 * processors:
+        # Parts of long columns keep processors busy too, and leave lines of memory whole.
+        least = _LINE_BYTES // source.dtype.itemsize if expected(reduced) >= _LONG_COLUMN else 8
+        while across > least and expected(outer) * -(-expected(inner) // across) < 2 * processors:
             across //= 2
         along = max(1, min(length, TILE_ELEMENTS // across))
         tiles = expected(outer) * -(-expected(inner) // across)
