@@ -134,6 +134,11 @@ def test_means_of_bytes_are_rounded_after_the_zero_point(dtype: type, rng: np.ra
     x = given(x=rng.integers(0, 99, (2, 3, 8, 8)).astype(dtype))
     numbers = constants(s=np.float32(0.5), z=dtype(3), t=np.float32(0.5), y=dtype(5))
     own("QLinearAveragePool", x + numbers, kernel_shape=[2, 2], strides=[2, 2])
+    own("QLinearGlobalAveragePool", x + numbers)
+    other = given(b=rng.integers(0, 99, (2, 3, 8, 8)).astype(dtype))
+    numbers = other + constants(t=np.float32(0.25), u=dtype(1), r=np.float32(0.5), y=dtype(5))
+    for operation in ("QLinearAdd", "QLinearMul"):
+        own(operation, x + constants(s=np.float32(0.25), z=dtype(3)) + numbers)
 
 
 def test_embeddings(rng: np.random.Generator) -> None:

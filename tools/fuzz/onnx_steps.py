@@ -132,6 +132,8 @@ def reduction(p: Drawer) -> None:
     operation, keep = p.random.choice(REDUCTIONS if array.size else REDUCTIONS[:1]), p.random.randrange(2)
     if operation == "ReduceLogSumExp" and array.dtype.kind != "f":
         return  # ONNX Runtime's results of integers depend on how it walks the axes
+    if operation == "ReduceProd" and array.dtype.kind != "f" and (np.abs(array.astype(np.float64)) > 9).any():
+        return  # a product that overflows is the largest number in ONNX Runtime, or the least
     if operation == "ReduceL2" and array.dtype.kind != "f" and (array.astype(np.float64) > 1e4).any():
         return  # ONNX's reference adds squares of integers in their own type, in which they overflow
     axes = p.random.sample(range(-array.ndim, 0), p.random.randint(0, array.ndim))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tilewright.dtypes import float32, int32
@@ -14,6 +12,7 @@ from tilewright.importers.onnx_ops import microsoft, quantized, recurrent
 from tilewright.importers.onnx_ops.quantized import centred, quantize
 from tilewright.importers.onnx_ops.windows import mean_of_windows
 from tilewright.importers.rules import RuleTable
+from tilewright.symbolic import product
 
 TABLE = RuleTable("ONNX Runtime: quantized", "com.microsoft::")
 rule = TABLE.rule
@@ -37,12 +36,42 @@ def _result(call: OnnxCall, x: Value, index: int, like: Value) -> Value:
     return quantize(call, x, _single(call, index), zero, like.dtype if zero is None else zero.dtype)
 
 
-def _binary(op: str) -> Callable[[OnnxCall], Value]:
-    return lambda call: _result(call, call.op(op, _numbers(call, 0), _numbers(call, 3)), 6, call[0])
+def _rounded(call: OnnxCall, steps: Value, index: int, like: Value) -> Value:
+    """Numbers of steps after adding the zero point at `index`, as ONNX Runtime's kernels of bytes round."""
+    total = call.op("add", steps, call.cast(_single(call, index), float32)) if call.has(index) else steps
+    bounds = np.iinfo(like.dtype.numpy)
+    whole = call.op("clip", call.op("round", total), low=float(bounds.min), high=float(bounds.max))
+    return call.cast(whole, like.dtype)
 
 
-TABLE.add("QLinearAdd", _binary("add"))
-TABLE.add("QLinearMul", _binary("multiply"))
+def _centred_byte(call: OnnxCall, index: int) -> Value:
+    """Input `index` less its zero point, two inputs after it, as int32."""
+    x = call.cast(call[index], int32)
+    return call.op("subtract", x, call.cast(_single(call, index + 2), int32)) if call.has(index + 2) else x
+
+
+@rule("QLinearMul")
+def quantized_product(call: OnnxCall) -> Value:
+    """The product of integers, times one number."""
+    ratio = call.op("divide", call.op("multiply", _single(call, 1), _single(call, 4)), _single(call, 6))
+    product = call.op("multiply", _centred_byte(call, 0), _centred_byte(call, 3))
+    return _rounded(call, call.op("multiply", call.cast(product, float32), ratio), 7, call[0])
+
+
+@rule("QLinearAdd")
+def quantized_sum(call: OnnxCall) -> Value:
+    """Each side times its scale by the result's; what zero points add is one number."""
+    ratios = [call.op("divide", _single(call, index + 1), _single(call, 6)) for index in (0, 3)]
+    total: Value | None = None
+    for index, ratio in zip((0, 3), ratios, strict=True):
+        if call.has(index + 2):
+            part = call.op("multiply", call.cast(_single(call, index + 2), float32), ratio)
+            total = part if total is None else call.op("add", total, part)
+    zero = call.cast(_single(call, 7), float32) if call.has(7) else call.builder.number(0.0, float32)
+    total = zero if total is None else call.op("subtract", zero, total)
+    for index, ratio in zip((3, 0), reversed(ratios), strict=True):
+        total = call.op("add", total, call.op("multiply", call.cast(call[index], float32), ratio))
+    return _rounded(call, total, len(call.inputs), call[0])
 
 
 @rule("QLinearSigmoid")
@@ -74,20 +103,22 @@ def _channels_back(call: OnnxCall, x: Value) -> Value:
 
 @rule("QLinearGlobalAveragePool")
 def quantized_global_average(call: OnnxCall) -> Value:
-    x = _channels_first(call, _numbers(call, 0))
-    mean = call.op("reduce_mean", x, axes=tuple(range(2, x.rank)), keepdims=True)
-    return _channels_back(call, _result(call, mean, 3, call[0]))
+    """Integers are summed; a step of the result is a step of the sum times one number, as in ONNX Runtime."""
+    x = _channels_first(call, _centred_byte(call, 0))
+    total = call.cast(call.op("reduce_sum", x, axes=tuple(range(2, x.rank)), keepdims=True), float32)
+    count = call.value(product(x.shape[2:]), float32)
+    step = call.op("divide", _single(call, 1), call.op("multiply", _single(call, 3), count))
+    zero = _single(call, 4) if call.has(4) else None
+    one = call.builder.number(1.0, float32)
+    return _channels_back(call, quantize(call, call.op("multiply", total, step), one, zero, call[0].dtype))
 
 
 @rule("QLinearAveragePool")
 def quantized_average(call: OnnxCall) -> Value:
     """As ONNX Runtime rounds, which adds the zero point before."""
-    x, like = _channels_first(call, _numbers(call, 0)), call[0].dtype
+    x, like = _channels_first(call, _numbers(call, 0)), call[0]
     steps = call.op("divide", mean_of_windows(call, x), _single(call, 3))
-    steps = call.op("add", steps, call.cast(_single(call, 4), float32)) if call.has(4) else steps
-    bounds = np.iinfo(like.numpy)
-    whole = call.op("clip", call.op("round", steps), low=float(bounds.min), high=float(bounds.max))
-    return _channels_back(call, call.cast(whole, like))
+    return _channels_back(call, _rounded(call, steps, 4, like))
 
 
 @rule("QLinearConcat")

@@ -13,7 +13,8 @@ import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from onnx.reference import ReferenceEvaluator
 from tilewright.build.size_conditions import size_conditions
 from tilewright.graph import reference
 from tilewright.graph.core import Graph
+from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.pipeline import optimize
 from tilewright.onnx import InferenceSession
 from tilewright.symbolic import evaluate
@@ -37,18 +39,36 @@ OPSETS = (11, 12, 13, 15, 17, 18, 19, 20, 21, 22)
 MOST_ELEMENTS = 2048
 MOVES = 4  # runs with inputs changed in their last bits
 ROUNDED = ("Erf", "Gelu", "HardSwish", "Resize")  # which ONNX's reference computes in part in float32
+DOMAINS = {"ai.onnx.ml": 3, "com.microsoft": 1, "local": 1}  # and the opset of each that a program has
 RANDOM_NAMES = ("n", "m", "length", "")
+
+
+@dataclass
+class Piece:
+    """Nodes that are computed together, with the functions that they call: one, but where values between them are no
+    tensors, or the node has graphs inside."""
+
+    nodes: list[Any]
+    inputs: list[str]
+    outputs: list[str]
+    functions: list[Any] = field(default_factory=list)
+    runner: Any = None  # what computes it
+
+    @property
+    def domains(self) -> set[str]:
+        return {node.domain for node in self.nodes} | {function.domain for function in self.functions}
 
 
 class Program:
     """One random graph; `values` are what its values hold for the inputs drawn first."""
 
+    steps: Sequence[Callable[[Any], None]] = onnx_steps.STEPS
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.opset = self.random.choice(OPSETS)
-        self.nodes: list[Any] = []
-        self.runners: list[Any] = []  # what computes each node
+        self.pieces: list[Piece] = []
         self.constants: dict[str, np.ndarray] = {}
         self.values: dict[str, np.ndarray] = {}
         self.sizes = {name: self.random.choice([0, 1, 1, 2, 3, 5]) for name in RANDOM_NAMES}
@@ -59,10 +79,14 @@ class Program:
             self._input(f"x{number}")
         for _ in range(self.random.randint(2, 12)):
             if len(self.nodes) < 7:
-                self.random.choice(onnx_steps.STEPS)(self)
-        used = {name for node in self.nodes for name in node.input}
+                self.random.choice(self.steps)(self)
+        used = {name for piece in self.pieces for name in piece.inputs}
         made = [name for name in self.values if name not in self.shapes]
         self.outputs = [name for name in made if name not in used]
+
+    @property
+    def nodes(self) -> list[Any]:
+        return [node for piece in self.pieces for node in piece.nodes]
 
     def _input(self, name: str) -> None:
         shape: list[str | int] = []
@@ -113,31 +137,34 @@ class Program:
         if operation == "Unique" and inputs[0] not in self.shapes and self.values[inputs[0]].dtype.kind == "f":
             return  # among computed numbers there may be NaNs, which ONNX Runtime takes as equal to any
         node = helper.make_node(operation, inputs, names, **attributes)
-        feeds = {name: {**self.constants, **self.values}[name] for name in inputs if name}
-        if _is_unspecified(node, list(feeds.values())):
-            return
-        runner, found = self._computed(node, feeds)
-        if found is None or any(array.size > MOST_ELEMENTS or array.ndim > 6 for array in found):
-            return
-        if any(array.dtype.kind not in "fiub" for array in found):
-            return
-        self.nodes.append(node)
-        self.runners.append(runner)
-        self.peer = self.peer and isinstance(runner, onnxruntime.InferenceSession)
-        self.values.update(zip(names, found, strict=True))
+        self.piece(Piece([node], [name for name in inputs if name], names))
 
-    def _computed(self, node: Any, feeds: dict[str, np.ndarray]) -> tuple[Any, list[np.ndarray] | None]:
-        """What computes a node for inputs of any sizes, and its results for these; None where nothing does."""
-        model = self._model(
-            [node], {name: [None] * array.ndim for name, array in feeds.items()}, feeds, node.output, {}
-        )
+    def piece(self, piece: Piece) -> bool:
+        """Add nodes, if they can be run and give a moderate number of elements; whether they were added."""
+        feeds = {name: {**self.constants, **self.values}[name] for name in piece.inputs}
+        if _is_unspecified(piece, feeds):
+            return False
+        piece.runner, found = self._computed(piece, feeds)
+        if found is None or any(array.size > MOST_ELEMENTS or array.ndim > 6 for array in found):
+            return False
+        if any(array.dtype.kind not in "fiub" for array in found):
+            return False
+        self.pieces.append(piece)
+        self.peer = self.peer and isinstance(piece.runner, onnxruntime.InferenceSession)
+        self.values.update(zip(piece.outputs, found, strict=True))
+        return True
+
+    def _computed(self, piece: Piece, feeds: dict[str, np.ndarray]) -> tuple[Any, list[np.ndarray] | None]:
+        """What computes nodes for inputs of any sizes, and their results for these; None where nothing does."""
+        model, node = self._model_of(piece, feeds), piece.nodes[0]
         try:
             session = _session(model)
             return session, session.run(None, feeds)
         except Exception as error:  # any class of ONNX Runtime
             if "NOT_IMPLEMENTED" not in str(error) and "Could not find an implementation" not in str(error):
                 return None, None
-        if node.op_type in ROUNDED:
+        has_graphs = any(attribute.HasField("g") for attribute in node.attribute)
+        if len(piece.nodes) > 1 or piece.domains - {""} or has_graphs or node.op_type in ROUNDED:
             return None, None
         if self.opset < 13 and node.op_type in ("Softmax", "LogSoftmax", "Hardmax"):
             return None, None  # the reference knows the newer meaning of their axis alone
@@ -151,35 +178,48 @@ class Program:
         """The outputs for these inputs, each node as it was computed when it was drawn, or by ONNX's reference; raises
         what that raises."""
         known = {**self.constants, **feeds}
-        for node, runner in zip(self.nodes, self.runners, strict=True):
-            own = {name: known[name] for name in node.input if name}
+        for piece in self.pieces:
+            node, runner = piece.nodes[0], piece.runner
+            own = {name: known[name] for name in piece.inputs}
             if by_reference:
-                shapes = {name: [None] * array.ndim for name, array in own.items()}
-                runner = ReferenceEvaluator(self._model([node], shapes, own, node.output, {}))
-            if _is_unspecified(node, list(own.values())):
+                runner = ReferenceEvaluator(self._model_of(piece, own))
+            if _is_unspecified(piece, own):
                 raise ValueError(f"nobody defines this {node.op_type}")
             if node.op_type == "Concat":  # ONNX Runtime lets empty tensors have any sizes
                 np.concatenate([known[name] for name in node.input], node.attribute[0].i)
             whole = isinstance(runner, onnxruntime.InferenceSession)
-            known.update(zip(node.output, runner.run(None, own) if whole else _evaluated(runner, own), strict=True))
+            found = runner.run(piece.outputs, own) if whole else _evaluated(runner, own)
+            known.update(zip(piece.outputs, found, strict=True))
         return [known[name] for name in self.outputs]
 
+    def _model_of(self, piece: Piece, feeds: dict[str, np.ndarray]) -> ModelProto:
+        """Nodes alone, of inputs of any sizes."""
+        shapes = {name: [None] * array.ndim for name, array in feeds.items()}
+        return self._model([piece], shapes, feeds, piece.outputs, {})
+
     def _model(
-        self, nodes: list[Any], shapes: dict[str, Any], arrays: dict[str, np.ndarray], outputs: Any, constants: Any
+        self, pieces: list[Piece], shapes: dict[str, Any], arrays: dict[str, np.ndarray], outputs: Any, constants: Any
     ) -> ModelProto:
         kind = lambda name: helper.np_dtype_to_tensor_dtype(arrays[name].dtype)  # noqa: E731
         inputs = [helper.make_tensor_value_info(name, kind(name), shape) for name, shape in shapes.items()]
         results = [helper.make_empty_tensor_value_info(name) for name in outputs]
         stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+        nodes = [node for piece in pieces for node in piece.nodes]
         graph = helper.make_graph(nodes, "program", inputs, results, stored)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [
+            helper.make_opsetid(name, DOMAINS[name])
+            for name in sorted(set().union(*(p.domains for p in pieces)) - {""})
+        ]
+        functions = [function for piece in pieces for function in piece.functions]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions)
 
     def model(self) -> ModelProto:
         """The program, with the types of its results."""
         shapes = {
             name: [size or None for size in shape] if "" in shape else shape for name, shape in self.shapes.items()
         }
-        model = self._model(self.nodes, shapes, self.values, [], self.constants)
+        model = self._model(self.pieces, shapes, self.values, [], self.constants)
         for name in self.outputs:
             kind = helper.np_dtype_to_tensor_dtype(self.values[name].dtype)
             model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
@@ -194,9 +234,12 @@ class Program:
         return {name: self.values[name] for name in self.shapes}
 
 
-def _is_unspecified(node: Any, arrays: Sequence[np.ndarray]) -> bool:
+def _is_unspecified(piece: Piece, feeds: dict[str, np.ndarray]) -> bool:
     """Whether ONNX Runtime's answer is its own: NaNs (see "Numbers at the edge"), means of nothing, windows larger than
     images."""
+    node, arrays = piece.nodes[0], list(feeds.values())
+    if len(piece.nodes) > 1:
+        return False
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     if "kernel_shape" in attributes:
         kernel, image = attributes["kernel_shape"], arrays[0].shape[2:]
@@ -228,13 +271,14 @@ def _evaluated(evaluator: ReferenceEvaluator, feeds: dict[str, np.ndarray]) -> l
 
 class Target(Base):
     seconds = 120.0  # some cases compile several engines
+    program = Program
 
     def prepare(self, folder: Path) -> None:
         logging.getLogger("tilewright").setLevel(logging.ERROR)
         onnxruntime.set_default_logger_severity(4)
 
     def run(self, seed: int) -> str:
-        program = Program(seed)
+        program = self.program(seed)
         if not program.outputs:
             return "empty"
         model = program.model()
@@ -270,8 +314,10 @@ class Target(Base):
 
 
 def _optimised(graph: Graph) -> Graph:
-    """The graph after the passes, as it is compiled; one with sizes that only the run knows is cut before: as it is."""
-    return graph if reference.run_time_symbols(graph) else optimize(graph)
+    """The graph after the passes, as it is compiled; one that is cut before, for sizes that only the run knows, lists
+    or graphs inside, as it is."""
+    is_cut = any(kind_of(node.op) in (*ON_HOST, "control") for node in graph.nodes)
+    return graph if is_cut or reference.run_time_symbols(graph) else optimize(graph)
 
 
 def _takes(graph: Graph, feeds: dict[str, np.ndarray]) -> bool:
