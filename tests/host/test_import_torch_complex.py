@@ -102,6 +102,18 @@ def test_transforms_of_real_numbers(function: Any) -> None:
         ],
         lambda x: [x.sin(), x.cos(), x.tan(), x.sinh(), x.cosh(), x.tanh(), x.sigmoid(), (x.real * 1e3 + 1j).tanh()],
         lambda x: [x**5, x**-2, x**0.5, x**1.7, (x * 0) ** (1 + 2j), x ** x.conj(), 2.0**x, (x * 0) ** (x * 0), x**0],
+        lambda x: [x.asin(), x.acos(), x.atan(), x.asinh(), x.acosh(), x.atanh()],
+        lambda x: [x.norm(), torch.linalg.vector_norm(x, 3, 1), x.var(1), x.std((0, 2), correction=0)],
+        lambda x: [*torch.var_mean(x, 2), x.cumprod(1), x.cumprod(-1), x.cumsum(2)],
+        lambda x: [x.isnan(), (x / 0).isnan(), x != x.conj(), x != 1 + 2j, (x / 0).nan_to_num(1.0, 3.0)],
+        lambda x: [
+            (x * (x.real > 0)).any(1),
+            x.all(),
+            x.logical_not(),
+            torch.addmm(x[0], x[0], x[0].mT @ x[1], alpha=2),
+        ],
+        lambda x: torch.linalg.solve(x @ x.mH, x),
+        lambda x: [torch.linalg.svdvals(x), torch.linalg.svdvals(x.mT)],
         lambda x: torch.where(x.real > 0, x, 0),
         lambda x: x.roll(1, 1)[:, ::2].permute(2, 0, 1).sum((0, 1)),
         lambda x: (torch.zeros_like(x) + x) == x,
@@ -120,6 +132,22 @@ def test_complex_numbers(function: Any) -> None:
         (torch.tanh, [1.5707963267948966j, 1e-9 - 1.5707963j, 30 + 1j, -500 + 1e308j, complex(math.inf, 1)]),
         (torch.sigmoid, [-10 + 1j, -30 + 1j, 30 - 2j, -700 + 3j, 800 + 1j, 1e-7 + 3.1415j, complex(math.inf, 1)]),
         (lambda x: [x**-3, x**-2.0], [1e200j, 1e130 + 1e120j, -3 + 4e-3j]),
+        (
+            lambda x: [x.asin(), x.acos(), x.atan(), x.asinh(), x.acosh(), x.atanh()],
+            [
+                0.5,
+                -0.5,
+                2 + 0j,
+                complex(2, -0.0),
+                -3 + 0j,
+                1e-20 + 1e-20j,
+                1 + 1e-9j,
+                3j,
+                -3j,
+                1e-9 + 1.0000001j,
+                1e100,
+            ],
+        ),
         (torch.sqrt, [1.7e308, -1.7e308 + 1.7e308j, 1e-320j, complex(3, -math.inf), complex(-math.inf, 2)]),
         (torch.log, [1.7e308 - 1.7e308j, 1 + 1e-9j, 1e-9 - 1j, 1e-320, complex(1, math.inf)]),
         (lambda x: [x.exp(), x.sinh(), x.cosh()], [1e4, -1e4, complex(math.inf, 0)]),
@@ -226,6 +254,18 @@ def test_complex_numbers_between_parts_of_torch_compile() -> None:
     wanted = function(x.double())
     scale = float(wanted.abs().max()) * 16  # sums of 16 terms, three after each other
     assert float((found - wanted).abs().max()) <= 16 * torch.finfo(torch.float32).eps * scale
+
+
+def test_complex_constants_and_vectors_in_torch_compile() -> None:
+    """A complex tensor of the code is a constant; what has no rule is PyTorch's step, and not its graph."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        left, sizes, right = torch.linalg.svd(x * torch.tensor(2j) + 1)
+        return (left * sizes) @ right + (x @ x).exp().abs()
+
+    x = torch.randn(4, 4, dtype=PAIRS)
+    found = torch.compile(function, backend="tilewright", options={"effort": 0})(x)
+    torch.testing.assert_close(found, function(x))
 
 
 @pytest.mark.parametrize("use_mask", [False, True])

@@ -521,6 +521,18 @@ add("bucketize.Tensor", ints(3, 2, 4), EDGES, right=True)
 add("bucketize.Scalar", 0.0, EDGES, right=True)
 add("bucketize.Tensor", strange, LINE, right=True)
 add("searchsorted.Tensor", LINE, floats(2, 3))
+for _edges in ([1.0, 2, 3, math.nan, math.nan], [0.5] + [math.nan] * 8, [-1.0, 0.5, 2] + [math.nan] * 18):
+    for _right in (False, True):
+        add("searchsorted.Tensor", lambda edges=_edges: torch.tensor(edges), strange, right=_right)
+        add("bucketize.Tensor", floats(9), lambda edges=_edges: torch.tensor(edges, dtype=torch.float64), right=_right)
+
+# Segments
+for _how in ("sum", "mean", "max", "min", "prod"):
+    for _first in ({}, {"initial": 0.5}):
+        add("segment_reduce", floats(6, 2), _how, lengths=lambda: torch.tensor([2, 0, 3, 1]), **_first)
+        add("segment_reduce", floats(2, 5), _how, lengths=lambda: torch.tensor([[2, 3], [5, 0]]), axis=1, **_first)
+    add("segment_reduce", floats(7, 2, 2), _how, offsets=lambda: torch.tensor([0, 3, 3, 7]), unsafe=True)
+add("segment_reduce", lambda: torch.tensor([1.0, math.nan, 2.0, 3.0]), "max", lengths=lambda: torch.tensor([2, 2]))
 add("median.dim", CUBE, 1)
 add("median.dim", floats(3, 5), 1, True)
 add("median.dim", lambda: torch.stack([strange(), strange().nan_to_num(2.0, 3.0, -3.0)]), 1)
@@ -708,6 +720,11 @@ POLYNOMIALS = " ".join(
 )  # fmt: skip
 for order in (-1, 0, 1, 2, 3, 4.9, 11):
     add(POLYNOMIALS, lambda: torch.tensor([-1.5, -1.0, -0.3, 0.0, 0.6, 1.0, 2.5, 7.0], dtype=torch.float64), order)
+OF_TENSORS = POLYNOMIALS.replace(".n_scalar", "")
+add(OF_TENSORS, floats(5, 1), lambda: torch.tensor([0, 1, 5, -1, 3, 2]))
+add(OF_TENSORS, positive(4), lambda: torch.tensor([2.9, 0.0, 7.2, -3.0], dtype=torch.float64))
+add(OF_TENSORS, lone, lambda: torch.tensor(3))
+add(POLYNOMIALS.replace("n_scalar", "x_scalar"), 0.6, lambda: torch.tensor([0, 12, 4, -1, 3], dtype=torch.float64))
 for n in (0, 1, 2, 5):
     add("polygamma", n, lambda: torch.tensor([0.1, 0.9, 2.5, 30.0, 1e3, -0.3, -2.7], dtype=torch.float64))
 add("special_zeta", lambda: torch.linspace(0.5, 40, 80, dtype=torch.float64)[:, None], positive(5))

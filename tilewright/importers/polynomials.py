@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
+from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.loops import any_of, loop
 from tilewright.importers.report import Unsupported
 
 _MOST_STEPS = 256  # each of them is some nodes of the graph
@@ -45,6 +49,36 @@ def orthogonal_polynomial(emit: Emitter, x: Value, family: str, order: int) -> V
         grown = emit.op("multiply", _line(emit, x, slope, start), found)
         before, found = found, emit.op("subtract", grown, emit.op("multiply", before, share))
     return found
+
+
+def polynomials_of_orders(emit: Emitter, x: Value, family: str, orders: Value) -> Value:
+    """As `orthogonal_polynomial` with an order for each element, of x's shape; those above 256 fail at the call."""
+    orders = emit.cast(orders, int64)
+    all_low = emit.op("less_equal", emit.op("maximum", _largest(emit, orders), 0), _MOST_STEPS)
+    emit.op("condition", all_low, what=f"{family} has an order above {_MOST_STEPS}")
+    first, step = FAMILIES[family]
+    table = emit.constant(np.array([(*first, 0), *map(step, range(1, _MOST_STEPS))], np.float64), "steps")
+    zero, one = (emit.broadcast(emit.builder.number(number, float64), x.shape) for number in (0.0, 1.0))
+    found = emit.op("where", emit.op("equal", orders, 0), one, zero)
+
+    def grow(
+        emit: Emitter, number: Value, carried: list[Value], captured: list[Value]
+    ) -> tuple[Value | None, list[Value]]:
+        (before, last, found), (x, orders, table) = carried, captured
+        row = emit.op("gather", table, emit.op("minimum", number, _MOST_STEPS - 1), axis=0)
+        slope, start, share = (emit.reshape(emit.slice(row, 0, place, place + 1), ()) for place in range(3))
+        line = emit.op("add", emit.op("multiply", x, slope), start)
+        grown = emit.op("subtract", emit.op("multiply", line, last), emit.op("multiply", before, share))
+        order = emit.op("add", number, 1)
+        found = emit.op("where", emit.op("equal", orders, order), grown, found)
+        return any_of(emit, emit.op("greater", orders, order)), [last, grown, found]
+
+    going = any_of(emit, emit.op("greater", orders, 0))
+    return loop(emit, grow, [zero, one, found], [x, orders, table], going)[2]
+
+
+def _largest(emit: Emitter, x: Value) -> Value:
+    return emit.op("reduce_max", x, axes=tuple(range(x.rank))) if x.rank else x
 
 
 def _line(emit: Emitter, x: Value, slope: float, start: float) -> Value:

@@ -22,6 +22,7 @@ from tilewright.importers.torch_ops import (
     reduction,
     regions,
     searching,
+    segments,
     shape,
     special,
 )
@@ -38,6 +39,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     pooling.TABLE,
     recurrent.TABLE,
     searching.TABLE,
+    segments.TABLE,
     linear_algebra.TABLE,
     regions.TABLE,
     special.TABLE,

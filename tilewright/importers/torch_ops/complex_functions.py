@@ -9,12 +9,15 @@ from typing import Any
 from tilewright.dtypes import int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, matrices
+from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_complex import Complex, divided, joined
 from tilewright.importers.torch_fx import COMPLEX, TorchCall
+from tilewright.importers.torch_ops import reduction
 from tilewright.importers.torch_ops.complexes import (
     Operand,
     angle,
+    conjugate,
     exponential,
     larger_part,
     multiply,
@@ -22,9 +25,11 @@ from tilewright.importers.torch_ops.complexes import (
     part_type,
     reciprocal,
     size,
+    sliced,
+    times,
     times_sine,
 )  # fmt: skip
-from tilewright.symbolic import lift
+from tilewright.symbolic import Size, lift
 
 TABLE = RuleTable("Functions of complex numbers", COMPLEX + "aten.")
 rule = TABLE.rule
@@ -182,6 +187,152 @@ def power_of_tensors(call: TorchCall, x: Operand, exponent: Operand) -> Complex:
     return power(call, of(call, x, part_type(call)), of(call, exponent, part_type(call)))
 
 
+@rule("linalg_vector_norm.default")
+def vector_norm(
+    call: TorchCall, x: Operand, ord: Any = 2, dim: reduction.Axes = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    return reduction.vector_norm(call, size(call, x), ord, dim, keepdim)
+
+
+def _along_parts(call: TorchCall, x: Complex, function: Callable[..., Value], *args: Any, **kwargs: Any) -> Value:
+    """The sum of what a function gives of both parts."""
+    return call.op("add", *(function(call, part, *args, **kwargs) for part in (x.real, x.imaginary)))
+
+
+@rule("var.correction", "var.dim")
+def variance(call: TorchCall, x: Complex, *args: Any, **kwargs: Any) -> Value:
+    """The mean of |x - mean|²."""
+    return _along_parts(call, x, reduction.variance, *args, **kwargs)
+
+
+@rule("std.correction", "std.dim")
+def deviation(call: TorchCall, x: Complex, *args: Any, **kwargs: Any) -> Value:
+    return call.op("sqrt", variance(call, x, *args, **kwargs))
+
+
+@rule("var_mean.correction")
+def variance_and_mean(call: TorchCall, x: Complex, *args: Any, **kwargs: Any) -> tuple[Value, Complex]:
+    found = [reduction.variance_and_mean(call, part, *args, **kwargs) for part in (x.real, x.imaginary)]
+    return call.op("add", found[0][0], found[1][0]), Complex(found[0][1], found[1][1])
+
+
+def _asked_of_parts(ask: str, join: str) -> Callable[[TorchCall, Complex], Value]:
+    def apply(call: TorchCall, x: Complex) -> Value:
+        return call.op(join, *(call.op(ask, part) for part in (x.real, x.imaginary)))
+
+    return apply
+
+
+TABLE.add("isnan.default", _asked_of_parts("isnan", "logical_or"))
+
+
+@rule("cumprod.default")
+def running_product(call: TorchCall, x: Operand, dim: int, dtype: Any = None) -> Complex:
+    """Of each element and those up to 1, 3, 7, … before it, by products with the line moved as far."""
+    x = of(call, x, part_type(call))
+    if not x.rank:
+        return x
+    axis = dim % x.rank
+    length, distance = x.shape[axis], 1
+    if not isinstance(length, int):
+        raise Unsupported("running products of a dynamic number of complex numbers", "fix the size")
+    while distance < length:
+        earlier, later = sliced(call, x, axis, 0, length - distance), sliced(call, x, axis, distance, length)
+        product, start = times(call, earlier, later), sliced(call, x, axis, 0, distance)
+        pairs = (start.real, product.real), (start.imaginary, product.imaginary)
+        x, distance = Complex(*(call.op("concat", *pair, axis=axis) for pair in pairs)), distance * 2
+    return x
+
+
+# Inverse functions: W. Kahan, Branch Cuts for Complex Elementary Functions (1987) ---------------------
+
+
+def _roots(call: TorchCall, x: Complex) -> tuple[Complex, Complex]:
+    """The roots of 1 - x and 1 + x."""
+    below = Complex(call.op("subtract", 1.0, x.real), call.op("negate", x.imaginary))
+    return square_root(call, below), square_root(call, Complex(call.op("add", x.real, 1.0), x.imaginary))
+
+
+@rule("asin.default")
+def inverse_sine(call: TorchCall, x: Complex) -> Complex:
+    below, above = _roots(call, x)
+    across = times(call, below, above).real
+    along = times(call, conjugate(call, below), above).imaginary
+    return Complex(call.op("atan2", x.real, across), formulas.inverse_hyperbolic_sine(call, along))
+
+
+@rule("acos.default")
+def inverse_cosine(call: TorchCall, x: Complex) -> Complex:
+    below, above = _roots(call, x)
+    half = call.op("atan2", below.real, above.real)
+    along = times(call, conjugate(call, above), below).imaginary
+    return Complex(call.op("multiply", half, 2.0), formulas.inverse_hyperbolic_sine(call, along))
+
+
+@rule("acosh.default")
+def inverse_hyperbolic_cosine(call: TorchCall, x: Complex) -> Complex:
+    below = square_root(call, Complex(call.op("subtract", x.real, 1.0), x.imaginary))
+    above = square_root(call, Complex(call.op("add", x.real, 1.0), x.imaginary))
+    along = times(call, conjugate(call, below), above).real
+    half = call.op("atan2", below.imaginary, above.real)
+    return Complex(formulas.inverse_hyperbolic_sine(call, along), call.op("multiply", half, 2.0))
+
+
+@rule("atanh.default")
+def inverse_hyperbolic_tangent(call: TorchCall, x: Complex) -> Complex:
+    """log1p(4a / ((1 - a)² + b²)) / 4 and half the angle of (1 - a)(1 + a) - b² + 2ib, of x = a + ib with a >= 0."""
+    size_, square = call.op("absolute", x.real), call.op("multiply", x.imaginary, x.imaginary)
+    less, more = call.op("subtract", 1.0, size_), call.op("add", size_, 1.0)
+    below = call.op("add", call.op("multiply", less, less), square)
+    grown = formulas.log1p(call, call.op("divide", call.op("multiply", size_, 4.0), below))
+    real = formulas.with_sign_of(call, call.op("multiply", grown, 0.25), x.real)
+    across = call.op("subtract", call.op("multiply", less, more), square)
+    turned = call.op("atan2", call.op("multiply", x.imaginary, 2.0), across)
+    return Complex(real, call.op("multiply", turned, 0.5))
+
+
+TABLE.add("asinh.default", _turned(inverse_sine))
+TABLE.add("atan.default", _turned(inverse_hyperbolic_tangent))
+
+
+# Matrices --------------------------------------------------------------------------------------------
+
+
+@rule("_linalg_solve_ex.default")
+def solve(
+    call: TorchCall, a: Complex, b: Complex, left: bool = True, check_errors: bool = False
+) -> tuple[Complex, None, None, Value]:
+    if not left:
+        raise Unsupported("a solution of x a = b in complex numbers", "transpose the matrices")
+    vector = b.rank == a.rank - 1
+    parts = [call.unsqueeze(part, -1) if vector else part for part in (b.real, b.imaginary)]
+    right, order = call.op("concat", *parts, axis=parts[0].rank - 2), a.shape[-1]
+    found, pivots = matrices.solve(call, _as_real(call, a), right)
+    halves = (call.slice(found, found.rank - 2, start, stop) for start, stop in _halves(order))
+    return Complex(*(call.reshape(half, call.shape) for half in halves)), None, None, _failed(call, pivots)
+
+
+@rule("_linalg_svd.default")
+def singular_values(
+    call: TorchCall, a: Complex, full_matrices: bool = False, compute_uv: bool = True, driver: Any = None
+) -> tuple[None, Value, None]:
+    """Those of the real matrix of A come twice, and are no vectors of A."""
+    if call.is_read(0) or call.is_read(2):
+        raise Unsupported("singular vectors of complex matrices", "torch.linalg.svdvals is supported")
+    found = call.op("matrix_part", _as_real(call, a), part="s")
+    return None, call.slice(found, found.rank - 1, 0, found.shape[-1], 2), None
+
+
+def _halves(order: Size) -> tuple[tuple[Size, Size], ...]:
+    return (0, order), (order, lift(order) * 2)
+
+
+def _failed(call: TorchCall, pivots: Value) -> Value:
+    """0, or 1 where a pivot is 0."""
+    failed = call.cast(call.op("equal", pivots, 0.0), int32)
+    return call.op("reduce_max", failed, axes=(failed.rank - 1,), keepdims=False)
+
+
 def _as_real(call: TorchCall, a: Complex) -> Value:
     """[[A, -B], [B, A]] of A + iB, whose inverse has the parts of that of A + iB in the same places."""
     last = a.rank - 1
@@ -195,9 +346,8 @@ def inverse_and_info(call: TorchCall, a: Complex, check_errors: bool = False) ->
     order = a.shape[-1]
     found, pivots = matrices.inverse(call, _as_real(call, a))
     left = call.slice(found, a.rank - 1, 0, order)
-    parts = (call.slice(left, a.rank - 2, start, stop) for start, stop in ((0, order), (order, lift(order) * 2)))
-    failed = call.cast(call.op("equal", pivots, 0.0), int32)
-    return Complex(*parts), call.op("reduce_max", failed, axes=(failed.rank - 1,), keepdims=False)
+    parts = (call.slice(left, a.rank - 2, start, stop) for start, stop in _halves(order))
+    return Complex(*parts), _failed(call, pivots)
 
 
 @rule("inverse.default", "linalg_inv.default")

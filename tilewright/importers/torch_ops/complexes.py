@@ -18,7 +18,7 @@ from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, joined
 from tilewright.importers.torch_fx import COMPLEX, TorchCall, dtype_of
-from tilewright.importers.torch_ops import creation, indexing, reduction, shape
+from tilewright.importers.torch_ops import creation, elementwise, indexing, reduction, shape
 from tilewright.symbolic import Size, product
 
 TABLE = RuleTable("Complex numbers and Fourier transforms", COMPLEX + "aten.")
@@ -78,6 +78,7 @@ _MOVES: dict[str, Callable[..., Any]] = {
     **{f"aten.{name}": indexing.TABLE.rules[f"aten.{name}"] for name in (
         "index_select.default", "gather.default", "index.Tensor", "_unsafe_index.Tensor", "take_along_dim.default",
     )},
+    "aten.nan_to_num.default": elementwise.TABLE.rules["aten.nan_to_num.default"],
     **{f"aten.{name}": reduction.TABLE.rules[f"aten.{name}"] for name in (
         "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default",
     )},
@@ -191,7 +192,7 @@ def _by_parts(op: str) -> Callable[..., Complex]:
     def apply(call: TorchCall, left: Operand, right: Operand, alpha: Any = 1) -> Complex:
         a, b = _pair(call, left, right)
         if alpha != 1:
-            b = _times(call, b, of(call, alpha, b.real.dtype))
+            b = times(call, b, of(call, alpha, b.real.dtype))
         return Complex(call.op(op, a.real, b.real), call.op(op, a.imaginary, b.imaginary))
 
     return apply
@@ -207,7 +208,7 @@ def negate(call: TorchCall, x: Complex) -> Complex:
     return Complex(call.op("negate", x.real), call.op("negate", x.imaginary))
 
 
-def _times(call: TorchCall, a: Complex, b: Complex) -> Complex:
+def times(call: TorchCall, a: Complex, b: Complex) -> Complex:
     real = call.op("subtract", call.op("multiply", a.real, b.real), call.op("multiply", a.imaginary, b.imaginary))
     other = call.op("add", call.op("multiply", a.real, b.imaginary), call.op("multiply", a.imaginary, b.real))
     return Complex(real, other)
@@ -225,7 +226,7 @@ def multiply(call: TorchCall, left: Operand, right: Operand) -> Complex:
         return _scaled(call, "multiply", of(call, left, part_type(call)), right)
     if not isinstance(left, (Complex, complex)):
         return _scaled(call, "multiply", of(call, right, part_type(call)), left)
-    return _times(call, *_pair(call, left, right))
+    return times(call, *_pair(call, left, right))
 
 
 @rule("div.Tensor", "div.Scalar")
@@ -263,7 +264,7 @@ def times_sine(call: TorchCall, grown: Value, sine: Value) -> Value:
 
 @rule("square.default")
 def square(call: TorchCall, x: Complex) -> Complex:
-    return _times(call, x, x)
+    return times(call, x, x)
 
 
 @rule("linear.default")
@@ -310,10 +311,10 @@ def _product_along(call: TorchCall, x: Complex, axes: Sequence[int], keepdim: bo
             x, length = Complex(*(call.full(shape, number, x.real.dtype) for number in (1, 0))), 1
         while length > 1:
             middle = length // 2
-            left, right = (_sliced(call, x, axis, start, start + middle) for start in (0, middle))
-            found = _times(call, left, right)
+            left, right = (sliced(call, x, axis, start, start + middle) for start in (0, middle))
+            found = times(call, left, right)
             if length % 2:
-                rest = _sliced(call, x, axis, length - 1, length)
+                rest = sliced(call, x, axis, length - 1, length)
                 joined_parts = zip((found.real, found.imaginary), (rest.real, rest.imaginary), strict=True)
                 found = Complex(*(call.op("concat", *pair, axis=axis) for pair in joined_parts))
             x, length = found, middle + length % 2
@@ -323,7 +324,7 @@ def _product_along(call: TorchCall, x: Complex, axes: Sequence[int], keepdim: bo
     return Complex(*(call.reshape(part, sizes) for part in (x.real, x.imaginary)))
 
 
-def _sliced(call: TorchCall, x: Complex, axis: int, start: int, stop: int) -> Complex:
+def sliced(call: TorchCall, x: Complex, axis: int, start: int, stop: int) -> Complex:
     return Complex(*(call.slice(part, axis, start, stop) for part in (x.real, x.imaginary)))
 
 
@@ -387,6 +388,33 @@ def equal(call: TorchCall, left: Operand, right: Operand) -> Value:
     found = [item for item in (left, right) if isinstance(item, Complex)]
     a, b = (of(call, item, found[0].real.dtype) for item in (left, right))
     return call.op("logical_and", call.op("equal", a.real, b.real), call.op("equal", a.imaginary, b.imaginary))
+
+
+@rule("ne.Tensor", "ne.Scalar")
+def not_equal(call: TorchCall, left: Operand, right: Operand) -> Value:
+    return call.op("logical_not", equal(call, left, right))
+
+
+@rule("logical_not.default")
+def logical_not(call: TorchCall, x: Complex) -> Value:
+    return equal(call, x, 0.0)
+
+
+@rule("any.default", "any.dim", "any.dims")
+def any_(call: TorchCall, x: Complex, dim: reduction.Axes = None, keepdim: bool = False) -> Value:
+    return reduction.any_(call, not_equal(call, x, 0.0), dim, keepdim)
+
+
+@rule("all.default", "all.dim", "all.dims")
+def all_(call: TorchCall, x: Complex, dim: reduction.Axes = None, keepdim: bool = False) -> Value:
+    return reduction.all_(call, not_equal(call, x, 0.0), dim, keepdim)
+
+
+@rule("addmm.default", "baddbmm.default")
+def product_and_sum(call: TorchCall, x: Operand, left: Operand, right: Operand, beta: Any = 1, alpha: Any = 1) -> Any:
+    dtype = part_type(call)
+    found = multiply(call, matmul(call, of(call, left, dtype), of(call, right, dtype)), alpha)
+    return found if beta == 0 else _by_parts("add")(call, multiply(call, of(call, x, dtype), beta), found)
 
 
 @rule("scalar_tensor.default")

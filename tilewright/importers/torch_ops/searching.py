@@ -21,31 +21,39 @@ _COMPARED_EDGES = 16  # edges that are all compared with each value; more take a
 def places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
     """How many edges [.., S] lie before each value [.., V]: those that are less, with `right` those that are equal too.
 
-    No edge is beyond NaN.
+    No edge is beyond NaN, and NaN is beyond none. Of a fixed number of floats those are compared that PyTorch compares,
+    in its order: edges may end in NaN.
     """
     count = edges.shape[-1]
-    if isinstance(count, int) and count > _COMPARED_EDGES:
+    if isinstance(count, int) and (count > _COMPARED_EDGES or (count and _may_have_nan(call, edges))):
         return call.cast(_searched(call, edges, values, right, count), call.dtype)
     edge, value = call.unsqueeze(edges, edges.rank - 1), call.unsqueeze(values, values.rank)
-    beyond = call.op("greater" if right else "greater_equal", edge, value)
-    before = call.cast(call.op("logical_not", beyond), int32)
+    before = call.cast(_is_before(call, edge, value, right), int32)
     return call.cast(call.op("reduce_sum", before, axes=(before.rank - 1,)), call.dtype)
 
 
-def _searched(call: TorchCall, edges: Value, values: Value, right: bool, count: int) -> Value:
-    """The same by halving: of the edges that may lie before a value the middle one decides between the halves.
+def _may_have_nan(call: TorchCall, x: Value) -> bool:
+    data = call.builder.graph.constants.get(x)
+    return x.dtype.is_float and (data is None or bool((data != data).any()))
 
-    No edge is asked for that is not there, which the intervals of the sums show (`library.generated.intervals`).
-    """
-    axis = edges.rank - 1
-    found = call.broadcast(call.builder.number(0, int32 if count < 2**31 else int64), values.shape)
-    while count:
-        half = max(1, count // 2)
-        edge = call.op("gather_elements", edges, call.op("add", found, half - 1), axis=axis)
-        before = call.op("logical_not", call.op("greater" if right else "greater_equal", edge, values))
-        found = call.op("where", before, call.op("add", found, half), found)
-        count = count - half if count > 1 else 0
-    return found
+
+def _is_before(call: TorchCall, edge: Value, value: Value, right: bool) -> Value:
+    return call.op("logical_not", call.op("greater" if right else "greater_equal", edge, value))
+
+
+def _searched(call: TorchCall, edges: Value, values: Value, right: bool, count: int) -> Value:
+    """The same by halving: of the edges that may lie before a value the middle one decides between the halves."""
+    axis, kind = edges.rank - 1, int32 if count < 2**30 else int64
+    first, end = (call.broadcast(call.builder.number(place, kind), values.shape) for place in (0, count))
+    for _ in range(count.bit_length()):
+        middle = call.op("floor_divide", call.op("add", first, end), 2)
+        edge = call.op("gather_elements", edges, call.op("minimum", middle, count - 1), axis=axis)
+        open_ = call.op("less", first, end)
+        before = call.op("logical_and", open_, _is_before(call, edge, values, right))
+        beyond = call.op("logical_and", open_, call.op("logical_not", before))
+        first = call.op("where", before, call.op("add", middle, 1), first)
+        end = call.op("where", beyond, middle, end)
+    return first
 
 
 @rule("searchsorted.Tensor", "searchsorted.Scalar")

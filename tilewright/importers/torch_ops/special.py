@@ -10,7 +10,7 @@ from tilewright.graph.core import Value
 from tilewright.importers import airy, bessel, formulas, special
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.incomplete_gamma import incomplete_gamma
-from tilewright.importers.polynomials import FAMILIES, orthogonal_polynomial
+from tilewright.importers.polynomials import FAMILIES, orthogonal_polynomial, polynomials_of_orders
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
 
@@ -56,8 +56,18 @@ def _of_order(family: str) -> Callable[[TorchCall, Value, float], Value]:
     return rule
 
 
+def _of_orders(family: str) -> Callable[[TorchCall, Scalar, Value], Value]:
+    def rule(call: TorchCall, x: Scalar, n: Value) -> Value:
+        points, orders = (call.broadcast(each, call.shape) for each in call.pair(x, n, float64))
+        return call.cast(polynomials_of_orders(call, points, family, orders), call.dtype)
+
+    return rule
+
+
 for _name in FAMILIES:
     TABLE.add(f"special_{_name}.n_scalar", _of_order(_name))
+    TABLE.add(f"special_{_name}.default", _of_orders(_name))
+    TABLE.add(f"special_{_name}.x_scalar", _of_orders(_name))
 
 
 @TABLE.rule("polygamma.default")
