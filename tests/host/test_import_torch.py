@@ -157,11 +157,11 @@ class Cache(nn.Module):
 
 @pytest.mark.parametrize("how", ["index_copy", "index_put", "slice", "copy", "add"])
 def test_mutated_buffers_become_mutated_inputs(how: str) -> None:
-    """A buffer that the model changes is an input with its name; the caller keeps its memory."""
+    """A buffer that the model changes is an input with its name, after the arguments; the caller keeps its memory."""
     module = Cache(how)
     new, place = torch.randn(2, 2, 3), torch.tensor([4, 1])
     graph = import_model(module, (new, place))
-    assert [value.name for value in graph.inputs] == ["state", "new", "place"]
+    assert [value.name for value in graph.inputs] == ["new", "place", "state"]
     state = torch.randn(2, 6, 3)
     found = reference.run(graph, {"state": state.numpy(), "new": new.numpy(), "place": place.numpy()})
     module.state = state.clone()
@@ -186,7 +186,7 @@ def test_buffers_that_an_object_holds_too_are_written() -> None:
 
     new, place = torch.randn(2, 2, 3), torch.tensor([4, 1])
     graph = import_model(Kept(), (new, place))
-    assert [value.name for value in graph.inputs] == ["state", "new", "place"]
+    assert [value.name for value in graph.inputs] == ["new", "place", "state"]
     state = torch.randn(2, 6, 3)
     found = reference.run(graph, {"state": state.numpy(), "new": new.numpy(), "place": place.numpy()})
     expected = state.index_copy(1, place, new)
@@ -251,14 +251,14 @@ def test_every_unsupported_operation_is_listed(golden: Callable[..., None]) -> N
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Function(lambda x: torch.special.laguerre_polynomial_l(x, x).sum(-1))
+            self.inner = Function(lambda x: torch.geqrf(x)[0].sum(-1))
             self.linear = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.inner(self.linear(x))
             z = torch.nonzero(y)
             large = torch.linalg.lu_factor(x.repeat(20, 10))[0]
-            return y.sum() + z.sum() + torch.special.legendre_polynomial_p(x @ x.T, x @ x.T).sum() + large
+            return y.sum() + z.sum() + torch.linalg.ldl_factor(x @ x.T)[0].sum() + large
 
     with pytest.raises(UnsupportedOperationError) as error:
         import_model(Model().eval(), (torch.randn(2, 4),))
@@ -276,7 +276,7 @@ def _without_lines(text: str) -> str:
     ("function", "why"),
     [
         (lambda x: torch.poisson(x), "random numbers"),
-        (lambda x: torch.complex(x, x).acos().real, "complex numbers in this operation"),
+        (lambda x: torch.complex(x, x).log1p().real, "complex numbers in this operation"),
     ],
 )
 def test_what_no_graph_can_express_says_why(function: Any, why: str) -> None:
@@ -575,7 +575,7 @@ class _Doubled(torch.nn.Module):
 
 def test_examples_of_size_one_stay_dynamic_and_what_is_left_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
     graph = import_model(_Doubled().eval(), (torch.randn(1, 4),), {"input": {0: ("b", 1, 4)}})
-    assert [str(size) for size in graph.inputs[-1].shape] == ["b", "4"]
+    assert [str(size) for size in graph.inputs[0].shape] == ["b", "4"]
     assert (graph.symbols["b"].low, graph.symbols["b"].high) == (1, 4)
     assert any("'calls'" in remark for remark in graph.remarks)
     assert [remark for remark in graph.remarks if "always 5" in remark or "always None" in remark]

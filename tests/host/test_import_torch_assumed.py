@@ -282,7 +282,7 @@ def test_numbers_in_buffers_are_known_unless_they_are_written() -> None:
     graph = import_module(Places().eval(), (x[:, :4],))
     np.testing.assert_allclose(reference.run(graph, {"x": x[:, :4].numpy()})["output"], Places()(x[:, :4]).numpy())
     graph = import_module(Position().eval(), (x,))
-    assert [value.name for value in graph.inputs] == ["position", "x"]
+    assert [value.name for value in graph.inputs] == ["x", "position"]
     found = reference.run(graph, {"x": x.numpy(), "position": np.array(5)})
     np.testing.assert_allclose(found["output"], 5 * x.numpy())
     assert found["position"] == 6

@@ -266,3 +266,13 @@ def test_the_functions_by_which_pytorch_asks_of_sizes_have_their_names() -> None
     named = {*torch_proved._OF_MEMORY, *torch_proved._OF_DYNAMO, torch_proved._OF_GUARDS}
     of_other_releases = {"are_strides_like_channels_last", "is_expanded"}
     assert {name for name in named if f"def {name}(" not in text} <= of_other_releases
+
+
+def test_a_range_whose_condition_pytorch_cannot_word() -> None:
+    def squares(x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(0, x.shape[0] ** 2, x.shape[0]) + x
+
+    engine = tilewright.compile(squares, (torch.randn(3),), {"x": {0: ("n", 1, 9)}}, effort=0)
+    for count in (1, 4, 9):
+        x = torch.randn(count)
+        torch.testing.assert_close(engine(x), squares(x))

@@ -142,6 +142,11 @@ def _squeezed(x: torch.Tensor) -> dict[str, Any]:
     return {"all": x.squeeze() * 2, "last": x.squeeze(1), "rows": x.shape[0]}
 
 
+def _squeezed_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Sizes that follow from others, which may be 1."""
+    return [x[1:].squeeze(0), x[::3].squeeze(), x.expand(2, -1, -1).flatten(0, 1).squeeze(0)]
+
+
 def _rows(x: torch.Tensor) -> list[torch.Tensor]:
     return [row * 2 for row in x] if x.shape[0] < 4 else [x.sum(0)]
 
@@ -169,7 +174,9 @@ class _OfObjects(nn.Module):
         return SimpleNamespace(logits=x.squeeze(0) + self.calls[0], sum=x.sum(0) if x.shape[0] > 3 else None)
 
 
-@pytest.mark.parametrize("function", [_squeezed, _rows, _of_other_kinds, _of_like_names, _OfObjects().eval()])
+@pytest.mark.parametrize(
+    "function", [_squeezed, _squeezed_parts, _rows, _of_other_kinds, _of_like_names, _OfObjects().eval()]
+)
 def test_results_that_differ_in_kind_are_those_of_the_way(function: Any) -> None:
     module = function if isinstance(function, nn.Module) else None
     shapes = {"x": {0: ("n", 1, 7), 1: ("m", 1, 3)}} if function is _squeezed else {"x": {0: ("n", 1, 7)}}

@@ -244,6 +244,25 @@ def test_whole_numbers_that_change_are_inputs(function: Any, dynamic: bool | Non
     assert len(built) <= 2
 
 
+_SIZES_OF_NUMBERS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "slice": lambda x, n: x[: max(n, 1)] * 2,
+    "range": lambda x, n: torch.arange(abs(n) + 1) * n + x.sum(),
+    "zeros": lambda x, n: x.new_zeros(n % 3 + 1).cos() + x[0],
+    "joined": lambda x, n: torch.cat([x, x.new_ones(max(n, 0) + 2), x * n]),
+    "product": lambda x, n: x.new_ones(max(n, 1), x.shape[0]).cumsum(0) * x,
+    "quotient": lambda x, n: torch.arange((n * n + 3) // 2 + 1).float() * x.mean(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", _SIZES_OF_NUMBERS.values(), ids=_SIZES_OF_NUMBERS.keys())
+def test_sizes_of_whole_numbers_that_may_be_negative(function: Any, dynamic: bool | None) -> None:
+    run = compiled(function, dynamic=dynamic, fullgraph=True)
+    x = torch.randn(1 if function is _SIZES_OF_NUMBERS["zeros"] else 4)
+    for number in (2, 7, -5, 3, -1, 0, 11):
+        torch.testing.assert_close(run(x, number), function(x, number), **TOLERANCE)
+
+
 def test_a_squeeze_of_sizes_that_vary(built: list[Any]) -> None:
     """A size of 1 has a graph of its own, in which the result has another rank."""
     run = compiled(lambda x: x.squeeze() * 2, dynamic=True, fullgraph=True)

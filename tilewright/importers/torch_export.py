@@ -53,6 +53,7 @@ from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of, problem_of
+from tilewright.importers.torch_gradients import needs_gradients
 from tilewright.importers.torch_lists import each_of_lists
 from tilewright.importers.torch_mutations import MODULE_STATE, written_by
 from tilewright.importers.torch_numbers import require_of_sizes
@@ -63,7 +64,7 @@ from tilewright.importers.torch_program import export_fixed, export_other_way, e
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import always, filled, results_of
-from tilewright.importers.torch_symbols import SymbolTable, squeezed, squeezed_symbols
+from tilewright.importers.torch_symbols import SymbolTable, may_be_one, squeezed, squeezed_symbols
 from tilewright.importers.torch_ways import Sizes, Way, by_ways
 from tilewright.importers.torch_writes import select_scatter
 from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
@@ -79,7 +80,7 @@ WHOLE_OPERATORS = tuple(
     "_softmax _log_softmax silu gelu mish hardswish hardsigmoid softplus adaptive_avg_pool1d adaptive_avg_pool2d "
     "avg_pool1d max_pool1d upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d "
     "upsample_trilinear3d pixel_shuffle pixel_unshuffle col2im im2col one_hot index_copy stack triu tril unbind "
-    "roll repeat addcmul addcdiv masked_fill logsumexp".split()
+    "roll repeat addcmul addcdiv masked_fill logsumexp nan_to_num".split()
 )
 
 
@@ -154,12 +155,31 @@ def import_module(
     Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
     """
     given, named = arguments_of(module, example_inputs, example_kwargs)
+    name = name or type(module).__name__
+    importing = functools.partial(_import_module, module, given, named, dynamic_shapes, name, _reporting(progress))
+    with torch.no_grad():
+        try:
+            return importing()
+        except ImportModelError as error:
+            if not needs_gradients(error.__cause__):
+                raise
+    with torch.enable_grad():
+        return importing()
+
+
+def _import_module(
+    module: torch.nn.Module,
+    given: tuple[Any, ...],
+    named: dict[str, Any],
+    dynamic_shapes: Any,
+    name: str,
+    report: Callable[[str], None],
+) -> Graph:
+    """As `import_module`, with positional and named arguments."""
     args, kwargs = taken_apart(given), taken_apart(named)
     neutral, native = both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = in_range(module, args, kwargs, neutral)
-    name = name or type(module).__name__
-    report = _reporting(progress)
-    with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
+    with _inference_mode(module), exportable(module), plain_calls(module, given, named) as returned:
         whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
         assumed: list[Assumption] = []  # of sizes
         report(f"torch.export of {name}")
@@ -333,8 +353,9 @@ class _Exports:
     def _way(self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]) -> Way:
         """A decomposed program as a way, with all that decides whether sizes go it."""
         conditions = [replace(each, only_one=False) for each in assumed]
-        for symbol, node in squeezed(program.graph).items():
-            conditions.append(Assumption(sympy.Ne(symbol, 1), line_of_node(node)))
+        for size, node in squeezed(program.graph).items():
+            if may_be_one(size, program.range_constraints):
+                conditions.append(Assumption(sympy.Ne(size, 1), line_of_node(node)))
         return Way(program, conditions, self.names, sizes, self.last_returned, fixed)
 
     def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
@@ -527,7 +548,7 @@ class _ProgramImporter:
         self.input_values: dict[str, Value] = {}  # by placeholder name or buffer name
 
     def inputs(self) -> None:
-        """Placeholders: user inputs first (they name the symbols), then parameters, buffers, constants."""
+        """Placeholders: user inputs (which name the symbols), constants, and what the model writes of its own state."""
         nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
         specs = self.program.graph_signature.input_specs
         given = [s for s in specs if s.kind == InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
@@ -545,12 +566,18 @@ class _ProgramImporter:
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
                 self.walker.values[node] = self._input(node, name, node.name)
-            elif spec.kind in MODULE_STATE and spec.target in self.mutated:
-                self.walker.values[node] = self._input(node, str(spec.target), str(spec.target))
-                kind, name = MODULE_STATE[spec.kind], str(spec.target)
-                self._remark(f"{kind} {name!r} is written by the model: it is an input, updated in place")
-            elif spec.target is not None and isinstance(spec.arg, TensorArgument):
+            elif not self._is_written(spec) and spec.target is not None and isinstance(spec.arg, TensorArgument):
                 self._constant(node, spec)
+        for spec in filter(self._is_written, specs):  # after the arguments, in whose order the engine is called
+            name = str(spec.target)
+            self.walker.values[nodes[spec.arg.name]] = self._input(nodes[spec.arg.name], name, name)
+            self._remark(
+                f"{MODULE_STATE[spec.kind]} {name!r} is written by the model: it is an input, updated in place"
+            )
+
+    def _is_written(self, spec: Any) -> bool:
+        """Whether it is a buffer or parameter that the model writes."""
+        return spec.kind in MODULE_STATE and spec.target in self.mutated
 
     def require(self, assumed: Sequence[Assumption], conditions: Sequence[Assumption]) -> None:
         """Tell what is taken for granted of sizes, and check at every call what is no range.

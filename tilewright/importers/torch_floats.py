@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.report import Unsupported
 from tilewright.importers.torch_proved import evaluated
 from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modulo
 
@@ -24,6 +25,10 @@ _MOST_TRIED_SIZES = 1 << 20  # of a range that are tried
 _DENOMINATORS = (16, 128, 1024, 1 << 14)
 _ROUNDED_BY = {"RoundToInt": "round", "FloorToInt": "floor", "CeilToInt": "ceil"}
 _FOLDED = {"Add": "add", "Mul": "multiply", "Max": "maximum", "Min": "minimum"}
+_OF_WHOLE_NUMBERS = {
+    "FloorDiv": "floor_divide", "PythonMod": "remainder", "Mod": "remainder", "Abs": "absolute",
+    "PowByNatural": "power",
+}  # fmt: skip
 _OF_FLOATS = {"IntTrueDiv": "divide", "FloatTrueDiv": "divide", "OpaqueUnaryFn_sqrt": "sqrt", "ToFloat": None}
 
 
@@ -71,7 +76,8 @@ def _half_to_even(size: Size, sizes: np.ndarray, wanted: np.ndarray, fraction: t
 
 
 def computed_in_floats(emit: Emitter, sizes: Any, expression: Any) -> Value:
-    """A number that the run computes: float64, or int64 for whole ones; `sizes` gives the size of an expression.
+    """A number that the run computes: float64, or int64 for whole ones; `sizes` gives the size, or the number, that an
+    expression is.
 
     Raises `Unsupported` for operations that are not known.
     """
@@ -79,7 +85,7 @@ def computed_in_floats(emit: Emitter, sizes: Any, expression: Any) -> Value:
     if expression.is_Float or (expression.is_Rational and not expression.is_Integer):
         return emit.builder.number(float(expression), float64)
     if kind not in (*ROUNDED, *_FOLDED, *_OF_FLOATS):
-        return emit.value(sizes(expression), int64)
+        return _of_whole_numbers(emit, sizes, expression, kind)
     parts = [computed_in_floats(emit, sizes, part) for part in expression.args]
     if kind in _FOLDED:
         dtype = float64 if any(part.dtype == float64 for part in parts) else int64
@@ -88,3 +94,15 @@ def computed_in_floats(emit: Emitter, sizes: Any, expression: Any) -> Value:
     operation = _OF_FLOATS.get(kind) or _ROUNDED_BY.get(kind)
     found = emit.op(operation, *parts) if operation else parts[0]
     return emit.cast(found, int64) if kind in ROUNDED else found  # a cast drops what follows the point
+
+
+def _of_whole_numbers(emit: Emitter, sizes: Any, expression: Any, kind: str) -> Value:
+    """A size or a number, or what an operation gives of those that are no sizes."""
+    try:
+        found = sizes(expression)
+    except Unsupported:
+        if kind not in _OF_WHOLE_NUMBERS:
+            raise
+        parts = [computed_in_floats(emit, sizes, part) for part in expression.args]
+        return emit.op(_OF_WHOLE_NUMBERS[kind], *parts)
+    return found if isinstance(found, Value) else emit.value(found, int64)

@@ -348,7 +348,7 @@ class Walker:
             found = operands[0][operands[1]]
             self.values[node] = read(call, self.symbols, known, found) if isinstance(found, Value) else found
             return
-        if isinstance(known, torch.SymInt):
+        if isinstance(known, torch.SymInt) and not self.symbols.is_of_numbers(known):
             try:
                 found = self.symbols.size(known)
             except Unsupported:
@@ -417,9 +417,9 @@ class Walker:
 
     def _apply(self, rule: Rule, node: fx.Node) -> None:
         call = TorchCall(self.builder, self.symbols, node)
-        args = fx.map_arg(node.args, lambda argument: self.values[argument])
-        kwargs = fx.map_arg(node.kwargs, lambda argument: self.values[argument])
-        result = rule(call, *args, **{key: value for key, value in kwargs.items() if key not in _LAYOUT})
+        args = tuple(self._argument(item) for item in node.args)
+        kwargs = {key: self._argument(item) for key, item in node.kwargs.items() if key not in _LAYOUT}
+        result = rule(call, *args, **kwargs)
         expected = call.results
         if isinstance(result, tuple):
             self.values[node] = tuple(
@@ -428,6 +428,19 @@ class Walker:
             )
         elif result is not None:
             self.values[node] = self._agree(call, result, expected[0])
+
+    def _argument(self, item: Any) -> Any:
+        """What a rule gets for an argument; a list of numbers has sizes where they are never negative."""
+        if isinstance(item, (list, tuple)):
+            return type(item)(self._as_size(each) for each in item)
+        return fx.map_arg(item, lambda argument: self.values[argument])
+
+    def _as_size(self, item: Any) -> Any:
+        known = item.meta.get("val") if isinstance(item, fx.Node) else None
+        if isinstance(known, torch.SymInt) and isinstance(self.values[item], Value):
+            with suppress(Unsupported):
+                return self.symbols.size(known)
+        return fx.map_arg(item, lambda argument: self.values[argument])
 
     def _agree(self, call: TorchCall, value: Any, fake: torch.Tensor | None) -> Any:
         """Check a rule's result against PyTorch's; its symbolic shape replaces an equal one."""

@@ -39,8 +39,9 @@ from tilewright.importers.torch_nodes import (
 from tilewright.importers.torch_parameters import Contents, state_of
 from tilewright.importers.torch_strides import Strides, spread, strides_of
 from tilewright.importers.torch_survey import IMPORT_RULES
-from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+from tilewright.importers.torch_symbols import SymbolTable, linear_in, squeezed_symbols
 from tilewright.runtime.cuda.device import on_gpu_of
+from tilewright.symbolic import Size
 
 logger = logging.getLogger("tilewright")
 
@@ -81,11 +82,11 @@ class _Input(NamedTuple):
 @dataclass(frozen=True)
 class _Imported:
     """A part as a graph, and the positions of the arguments that are its inputs, its sizes and other numbers, with
-    their names."""
+    their names; a size is given as the length of a tensor, which may be more by one, for sizes of 0."""
 
     graph: Graph
     inputs: list[_Input]
-    sizes: list[tuple[int, str]]
+    sizes: list[tuple[int, str, int]]
     numbers: list[tuple[int, str]]
     strides: list[Strides | None]
 
@@ -95,7 +96,7 @@ class _Built:
     engine: Engine
     contents: Contents
     inputs: list[_Input]
-    sizes: list[tuple[int, str]]
+    sizes: list[tuple[int, str, int]]
     numbers: list[tuple[int, str]]
     strides: list[Strides | None]
 
@@ -150,8 +151,8 @@ class EnginePart:
         if built is None:
             return (self.replacement or self.gm)(*arguments)
         named = {each.name: _given(arguments[each.position], each) for each in built.inputs}
-        for position, name in built.sizes:
-            named[name] = torch.empty(arguments[position], dtype=torch.int8, device=self._device(arguments))
+        for position, name, more in built.sizes:
+            named[name] = torch.empty(arguments[position] + more, dtype=torch.int8, device=self._device(arguments))
         for position, name in built.numbers:
             dtype = torch.float64 if isinstance(arguments[position], float) else torch.int64
             named[name] = torch.tensor(arguments[position], dtype=dtype, device=self._device(arguments))
@@ -266,12 +267,12 @@ class EnginePart:
         names = [(position, node) for position, node in enumerate(placeholders) if position not in constants]
         _name_symbols(symbols, [node for _, node in names])
         sizes = []
-        for position, node in names:
-            fake = node.meta["val"]
-            if _is_size(fake, symbols) and str(fake.node.expr) not in symbols.sizes:
-                symbols.name(fake.node.expr, None, node.name)
-                builder.input(node.name, dtype_of(torch.int8), symbols.shape([fake]))
-                sizes.append((position, node.name))
+        given = [(position, node) for position, node in names if isinstance(node.meta["val"], torch.SymInt)]
+        for position, node in sorted(given, key=lambda item: not item[1].meta["val"].node.expr.is_Symbol):
+            symbol = _named(node.meta["val"], symbols, node.name)
+            if symbol is not None:
+                builder.input(node.name, dtype_of(torch.int8), (symbol,))
+                sizes.append((position, node.name, int(symbol != symbols.size(node.meta["val"]))))
         numbers = []
         for position, node in enumerate(placeholders):
             value = _placeholder(builder, symbols, walker, node, position in constants, constants.get(position))
@@ -299,9 +300,15 @@ class EnginePart:
         return _Imported(builder.finish(), inputs, sizes, numbers, strides)
 
 
-def _is_size(fake: Any, symbols: SymbolTable) -> bool:
-    """Whether an argument is a number that may be the size of something, not one that follows from others."""
-    return isinstance(fake, torch.SymInt) and fake.node.expr.is_Symbol and symbols.is_size(fake.node.expr)
+def _named(size: torch.SymInt, symbols: SymbolTable, name: str) -> Size | None:
+    """The symbol for a number, or for one more, that may be the size of something and follows from no others."""
+    expression = size.node.expr
+    if not expression.is_Symbol:
+        return symbols.name_number(size, name)
+    if not symbols.is_size(expression) or str(expression) in symbols.sizes:
+        return None
+    symbols.name(expression, None, name)
+    return symbols.size(size)
 
 
 def _placeholder(
@@ -350,16 +357,30 @@ def _stored(builder: GraphBuilder, value: Any, order: list[int] | None) -> Any:
 
 
 def _name_symbols(symbols: SymbolTable, nodes: Sequence[fx.Node]) -> None:
-    """Name the symbols by the sizes of the inputs: plain ones before those that follow from a size."""
+    """Name the symbols by the sizes of the inputs: plain ones before those that follow from a size, then formulas of
+    numbers that may be negative."""
     sizes = [(node, axis, expression) for node in nodes for axis, expression in linear_sizes(node)]
     for node, axis, expression in sorted(sizes, key=lambda entry: not entry[2].is_Symbol):
-        symbols.name(expression, None, f"{node.name}_{axis}")
+        linear = linear_in(expression)
+        if linear is not None and symbols.is_size(linear[0]):
+            symbols.name(expression, None, f"{node.name}_{axis}")
+    for node in nodes:
+        fake = node.meta["val"]
+        for axis, size in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                symbols.name_number(size, f"{node.name}_{axis}", may_be_zero=False)
 
 
 def _unknown_sizes(gm: fx.GraphModule) -> list[int]:
-    """Positions of the arguments with a size that depends on data, which may be 0."""
+    """Positions of the arguments with a size that depends on data or is a formula, which may be 0."""
     placeholders = enumerate(gm.graph.find_nodes(op="placeholder"))
-    return [position for position, node in placeholders if free_unbacked_symbols(node.meta["val"])]
+    return [position for position, node in placeholders if _has_unknown_size(node.meta["val"])]
+
+
+def _has_unknown_size(fake: Any) -> bool:
+    sizes = fake.shape if isinstance(fake, torch.Tensor) else ()
+    formulas = [size for size in sizes if isinstance(size, torch.SymInt) and not size.node.expr.is_Symbol]
+    return bool(free_unbacked_symbols(fake) or formulas)
 
 
 def _given(argument: Any, how: _Input) -> Any:

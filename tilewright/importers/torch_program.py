@@ -15,6 +15,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
 from tilewright.importers.torch_constants import export
+from tilewright.importers.torch_gradients import OF_TRANSFORMS, check_no_transforms, takes_transforms
 from tilewright.importers.torch_proved import RangeBroken, allowed, deciding, of_floats, questions, stopping, watching
 from tilewright.importers.torch_quiet import without_failed_ways
 from tilewright.importers.torch_symbols import assertions_hold
@@ -37,6 +38,7 @@ def export_program(
     try:
         with without_failed_ways():
             program = _plain_export(module, args, kwargs, dynamic_shapes, whole, assumed)
+            check_no_transforms(program)
             if whole and _holds_buffers_twice(module, program):
                 with suppress(Exception):
                     return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
@@ -55,14 +57,22 @@ def export_program(
                         program = way(module, args, kwargs, dynamic_shapes)
                     assumed[:] = conditions
                     return program
-        older = torch.__version__.startswith("2.11.") and depends_on_data(error)
-        place = line_of_error(error)
-        raise ImportModelError(
-            f"PyTorch cannot export {type(module).__name__}{f', at {place}' if place else ''}: {error}\n"
-            f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
-            "Make the module exportable (see the PyTorch guide on torch.export), or use "
-            "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
-        ) from error
+        raise _refused(module, error) from error
+
+
+def _refused(module: torch.nn.Module, error: Exception) -> ImportModelError:
+    """What to tell of a module that is not exported."""
+    place = line_of_error(error)
+    subject = f"PyTorch cannot export {type(module).__name__}{f', at {place}' if place else ''}"
+    if takes_transforms(error):
+        return ImportModelError(f"{subject}: {OF_TRANSFORMS}")
+    older = torch.__version__.startswith("2.11.") and depends_on_data(error)
+    return ImportModelError(
+        f"{subject}: {error}\n"
+        f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
+        "Make the module exportable (see the PyTorch guide on torch.export), or use "
+        "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
+    )
 
 
 def export_other_way(
@@ -138,13 +148,14 @@ def _assumed(
     return program
 
 
+_WORDING = ("DimConstraints.prettify_results", "DimConstraints.solve")
 _BROKEN_RANGES = ("Constraints violated", "Cannot create Dim with inconsistent")
 
 
 def _is_of_ranges(error: BaseException) -> bool:
     """Whether PyTorch cannot prove that a range is free of conditions; it fails itself to word some of them."""
     frames = traceback.walk_tb(error.__traceback__)
-    unworded = any(frame.f_code.co_name == "prettify_results" for frame, _ in frames)
+    unworded = any(frame.f_code.co_qualname in _WORDING for frame, _ in frames)
     return unworded or any(text in str(error) for text in _BROKEN_RANGES)
 
 

@@ -7,6 +7,7 @@ inputs, so that the nodes after it are judged on their own.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,8 @@ class Survey:
             self._offer(node)
         elif reads_number(node):
             self._keep(node, "a number read out of a tensor by .item()", "keep it a tensor of no dimensions")
+        elif isinstance(node.meta.get("val"), torch.SymInt):  # parts are given numbers
+            self._offer(node)
         else:
             self._import(node)
 
@@ -157,19 +160,26 @@ class Survey:
             self._walker.values[node] = tuple(values)
         elif isinstance(fake, torch.Tensor):
             self._walker.values[node] = self._tensor(fake, node.name, node in self.constants)
-        elif isinstance(fake, (int, torch.SymInt)):
-            try:
-                self._walker.values[node] = self._symbols.size(fake)
-            except Unsupported:  # it may be negative
-                self._walker.values[node] = self._symbols.given_number(fake, node.name)
+        elif isinstance(fake, int):
+            self._walker.values[node] = fake
+        elif isinstance(fake, torch.SymInt):
+            self._walker.values[node] = self._number(fake, node.name)
         if self._walker.values.get(node) is None:
             self._walker.values.pop(node, None)
+
+    def _number(self, fake: torch.SymInt, name: str) -> Any:
+        """A number that parts are given: a size, or an input where it may be negative."""
+        with suppress(Unsupported):
+            return self._symbols.size(fake)
+        named = self._symbols.name_number(fake, name) is not None
+        return self._symbols.size(fake) if named else self._symbols.given_number(fake, name)
 
     def _tensor(self, fake: Any, name: str, constant: bool = False) -> Any:
         if not isinstance(fake, torch.Tensor) or fake.layout != torch.strided:
             return None
         if is_complex(fake):
-            parts = self._tensor(fake.new_empty((*fake.shape, 2), dtype=REAL_TYPES[fake.dtype]), name, constant)
+            pairs = torch.empty((*fake.shape, 2), dtype=REAL_TYPES[fake.dtype], device="meta")
+            parts = self._tensor(pairs, name, constant)
             return None if parts is None else divided(Emitter(self._builder), parts)
         try:
             shape, dtype = self._symbols.shape(fake.shape), dtype_of(fake.dtype)

@@ -59,6 +59,7 @@ class SymbolTable:
         self.sizes: dict[str, Size] = {}
         self.assumptions: Sequence[Assumption] = ()  # conditions on sizes that every call has passed
         self._numbers: dict[Any, int | None] = {}  # that expressions are while these hold, where they do not vary
+        self._given: dict[Any, Size] = {}  # formulas whose value each call gives
         self.never_one: list[str] = []  # the names of squeezed dimensions
         self.numbers: dict[str, Value] = {}  # numbers that were read and may be negative
         self.truths: dict[str, Value] = {}  # booleans that were read, by the symbol that is 1 where one is true
@@ -103,6 +104,11 @@ class SymbolTable:
             )
         self.sizes = {key: size if known == before else known for key, known in self.sizes.items()} | {symbol: size}
 
+    def is_never_one(self, size: Any) -> bool:
+        """Whether every call has passed the condition that a size, a SymInt, is not 1."""
+        condition = sympy.Ne(size.node.expr, 1) if isinstance(size, torch.SymInt) else None
+        return any(each.condition == condition for each in self.assumptions)
+
     def is_size(self, symbol: Any) -> bool:
         """Whether a symbol cannot be negative, so that it may be the size of something."""
         bounds = self.ranges.get(str(symbol))
@@ -114,8 +120,8 @@ class SymbolTable:
         if bounds is None:
             return 1, LARGEST_SIZE
         low = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 1
-        high = int(bounds.upper) if isinstance(bounds.upper, sympy.Integer) else LARGEST_SIZE
-        return (1 if low <= 2 < high else low), min(high, LARGEST_SIZE)
+        high = _end(bounds)
+        return (1 if low <= 2 < high else low), high
 
     def size(self, value: Any) -> Size:
         """An int, SymInt or sympy expression as a size; raises `Unsupported` for data-dependent ones."""
@@ -156,6 +162,25 @@ class SymbolTable:
         self.numbers[str(value.node.expr)] = number
         return number
 
+    def name_number(self, value: torch.SymInt, name: str, may_be_zero: bool = True) -> Size | None:
+        """Let a number that each call gives be a size by itself, such as ``max(n, 1)``, where it is never negative and
+        follows from no other size; None where it is not so. Otherwise the symbol that stands for it, or for one more
+        if it is 0 in some calls that the graph takes."""
+        expression = value.node.expr
+        with suppress(Unsupported):
+            self.size(expression)
+            return None
+        bounds = self._bounds(expression)
+        if not bool(bounds.lower >= 0):
+            return None
+        more = int(may_be_zero and bounds.lower == 0)
+        symbol = self.builder.symbol(name, max(1, int(bounds.lower)), min(_end(bounds) + more, LARGEST_SIZE))
+        size = simplify(lift(symbol) - more)
+        self.sizes[str(expression)] = self._given[expression] = size
+        constant, rest = expression.as_coeff_Add()
+        self._given[rest] = simplify(lift(size) - int(constant))
+        return symbol
+
     def always(self, condition: Any) -> bool:
         """Whether a condition on sizes, a sympy relation, holds for all of them, as far as can be told here."""
         if not isinstance(condition, sympy.core.relational.Relational):
@@ -176,14 +201,22 @@ class SymbolTable:
         return tuple(self.size(extent) for extent in shape)
 
     def _convert(self, expression: Any) -> Size:
+        if expression in self._given:
+            return self._given[expression]
+        try:
+            return self._formula(expression)
+        except Unsupported:
+            found = self._of_numbers(expression)
+            if found is None:
+                raise
+        return found
+
+    def _formula(self, expression: Any) -> Size:
         if isinstance(expression, sympy.Integer):
             return int(expression)
         if isinstance(expression, sympy.Symbol):
             return self._symbol(str(expression))
         if isinstance(expression, sympy.Add):
-            found = self._of_number(expression)
-            if found is not None:
-                return found
             return sum((lift(self._convert(part)) for part in expression.args), start=lift(0))
         if isinstance(expression, sympy.Mul):
             return self._product(expression)
@@ -196,12 +229,8 @@ class SymbolTable:
 
     def _symbol(self, name: str) -> Size:
         if name not in self.sizes and self.run_time and self._is_told(name) and name not in self.truths:
-            high = self.ranges[name].upper
-            self.sizes[name] = self.builder.run_time_symbol(
-                "size",
-                max(0, int(self.ranges[name].lower)),
-                min(int(high), LARGEST_SIZE) if high.is_Integer else LARGEST_SIZE,
-            )
+            bounds = self.ranges[name]
+            self.sizes[name] = self.builder.run_time_symbol("size", max(0, int(bounds.lower)), _end(bounds))
         if name not in self.sizes:
             raise Unsupported(
                 f"a size ({name}) that depends on the data of a tensor",
@@ -209,23 +238,46 @@ class SymbolTable:
             )
         return self.sizes[name]
 
-    def _of_number(self, expression: Any) -> Size | None:
-        """A number that was read and may be negative, and a constant, as a size: ``int(x.max()) + 1``."""
-        constant, rest = expression.as_coeff_Add()
-        number = self.numbers.get(str(rest))
-        bounds = self.ranges.get(str(rest))
-        if number is None or bounds is None or not bool(bounds.lower + constant >= 0):
+    def _of_numbers(self, expression: Any) -> Size | None:
+        """A formula of numbers that may be negative as a size that the run finds, where it never is: ``abs(n) + 1``."""
+        names = {str(symbol) for symbol in expression.free_symbols}
+        if names.isdisjoint(self.numbers) or not names <= self.numbers.keys() | self.sizes.keys():
             return None
-        name = str(expression)
-        if name not in self.sizes:
-            high = bounds.upper + constant
-            self.sizes[name] = self.builder.run_time_symbol(
-                "size", int(bounds.lower + constant), min(int(high), LARGEST_SIZE) if high.is_Integer else LARGEST_SIZE
-            )
-            more = self.builder.op("add", [number, self.builder.number(int(constant), int64)])
-            subject = "a size that follows from the number that .item() gives"
-            self.builder.op("extent", [more], element=0, size=self.sizes[name], what=subject)
-        return self.sizes[name]
+        bounds = self._bounds(expression)
+        if not bool(bounds.lower >= 0):
+            return None
+        if str(expression) not in self.sizes:
+            number = computed_in_floats(Emitter(self.builder), self._operand, expression)
+            subject = "a size that follows from a number"
+            self.sizes[str(expression)] = self._found_by_the_run(number, bounds, subject)
+        return self.sizes[str(expression)]
+
+    def is_of_numbers(self, value: torch.SymInt) -> bool:
+        """Whether it is a formula of numbers that may be negative, other than one of them and a constant."""
+        _, rest = value.node.expr.as_coeff_Add()
+        return not rest.is_Symbol and any(str(symbol) in self.numbers for symbol in rest.free_symbols)
+
+    def _operand(self, expression: Any) -> Value | Size:
+        """What a formula of numbers has in it: a number, or a size."""
+        number = self.numbers.get(str(expression))
+        return self._formula(expression) if number is None else number
+
+    def _bounds(self, expression: Any) -> Any:
+        """The least and the largest value that a formula of sizes and numbers may have."""
+        ranges = {symbol: self._bounds_of(str(symbol)) for symbol in expression.free_symbols}
+        return bound_sympy(expression, ranges)
+
+    def _bounds_of(self, name: str) -> Any:
+        size = self.sizes.get(name)
+        if size is not None:
+            return ValueRanges(lower_bound(size), upper_bound(size))
+        return self.ranges.get(name, ValueRanges.unknown_int())
+
+    def _found_by_the_run(self, number: Value, bounds: Any, subject: str) -> Size:
+        """A size that is a number which the run computes."""
+        size = self.builder.run_time_symbol("size", int(bounds.lower), _end(bounds))
+        self.builder.op("extent", [number], element=0, size=size, what=subject)
+        return size
 
     def _is_told(self, name: str) -> bool:
         """Whether a symbol stands for a size that the run finds: never negative."""
@@ -245,7 +297,7 @@ class SymbolTable:
 
     def is_unbacked(self, expression: Any) -> bool:
         """Whether an expression has symbols that depend on data."""
-        return any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression.free_symbols)
+        return any(map(_is_unbacked, expression.free_symbols))
 
     def _product(self, expression: Any, fractions: bool = False, to_zero: bool = False) -> Size:
         """`fractions`: floats that are fractions of a small power of two are factors too, of what is cut to an integer
@@ -307,26 +359,28 @@ class SymbolTable:
 
     def _of_floats(self, expression: Any) -> Size:
         """A whole number that the run computes in floats as a size, if it is never negative."""
-        known = {symbol: self._symbol(str(symbol)) for symbol in expression.free_symbols}
-        ranges = {symbol: ValueRanges(lower_bound(size), upper_bound(size)) for symbol, size in known.items()}
-        bounds = bound_sympy(expression, ranges)
+        for symbol in expression.free_symbols:
+            self._symbol(str(symbol))
+        bounds = self._bounds(expression)
         if not bool(bounds.lower >= 0):
             raise Unsupported(f"a size computed by {type(expression).__name__}: {expression}", _USE_WHOLE_NUMBERS)
         number = computed_in_floats(Emitter(self.builder), self.size, expression)
-        high = min(int(bounds.upper), LARGEST_SIZE) if bounds.upper.is_Integer else LARGEST_SIZE
-        size = self.builder.run_time_symbol("size", int(bounds.lower), high)
-        self.builder.op("extent", [number], element=0, size=size, what=f"a size that is {expression}")
-        return size
+        return self._found_by_the_run(number, bounds, f"a size that is {expression}")
+
+
+def _end(bounds: Any) -> int:
+    """The largest size within bounds."""
+    return min(int(bounds.upper), LARGEST_SIZE) if bounds.upper.is_Integer else LARGEST_SIZE
 
 
 def squeezed_symbols(graph: fx.Graph) -> frozenset[str]:
-    """The symbols of `squeezed`, by name."""
-    return frozenset(map(str, squeezed(graph)))
+    """The symbols among the sizes of `squeezed`, by name."""
+    return frozenset(str(size) for size in squeezed(graph) if size.is_Symbol)
 
 
 def squeezed(graph: fx.Graph) -> dict[Any, fx.Node]:
-    """The symbols that are the size of a dimension that a squeeze would drop if it were 1, with the squeeze: PyTorch
-    takes sizes that vary for greater ones, and the result would have another rank."""
+    """The sizes of dimensions that a squeeze would drop if they were 1, with the squeeze: PyTorch takes sizes that vary
+    for greater ones, and the result would have another rank."""
     found: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op != "call_function" or not str(node.target).startswith("aten.squeeze"):
@@ -335,9 +389,23 @@ def squeezed(graph: fx.Graph) -> dict[Any, fx.Node]:
         dims = node.args[1] if len(node.args) > 1 else range(len(shape))
         for axis in [dims] if isinstance(dims, int) else dims:
             extent = shape[axis] if shape else 1
-            if isinstance(extent, torch.SymInt) and extent.node.expr.is_Symbol:
+            if isinstance(extent, torch.SymInt):
                 found.setdefault(extent.node.expr, node)
     return found
+
+
+def may_be_one(size: Any, ranges: Mapping[Any, Any]) -> bool:
+    """Whether a formula of sizes of inputs is 1 for some of them; a range that PyTorch has begin at 2 has 1 too."""
+    if not size.free_symbols <= ranges.keys() or any(map(_is_unbacked, size.free_symbols)):
+        return False
+    known = {symbol: ranges[symbol] for symbol in size.free_symbols}
+    whole = {symbol: ValueRanges(1, each.upper) if each.lower == 2 else each for symbol, each in known.items()}
+    bounds = bound_sympy(size, whole)
+    return bool(bounds.lower <= 1) and bool(bounds.upper >= 1)
+
+
+def _is_unbacked(symbol: Any) -> bool:
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 
 def linear_in(expression: Any) -> tuple[Any, int, int] | None:

@@ -57,8 +57,13 @@ def reshape(call: TorchCall, x: Value, *_: Any, **__: Any) -> Value:
 def squeeze(call: TorchCall, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     """PyTorch has decided which dimensions go: no size known only at run time may turn out to be 1."""
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    source: Any = call.node.args[0]
     for axis in dims:
-        if x.rank and lower_bound(x.shape[axis]) < 1 + (not isinstance(x.shape[axis], int)):
+        if (
+            x.rank
+            and not call.symbols.is_never_one(source.meta["val"].shape[axis])
+            and lower_bound(x.shape[axis]) < 1 + (not isinstance(x.shape[axis], int))
+        ):
             if not call.symbols.run_time:
                 raise Unsupported(
                     f"a squeeze of a dimension of size {x.shape[axis]}, which may be 1 at run time",
