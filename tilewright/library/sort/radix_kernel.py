@@ -80,17 +80,21 @@ def count_digits(source, counts, columns, tiles, CHUNKS: tl.constexpr, BITS: tl.
 
 
 @tilewright.jit
-def scan_digits(counts, totals, tiles, BLOCK: tl.constexpr):
-    """counts[line, tile] become those of the tiles before, totals[line] those of all.  Grid: (rows * digits,)."""
-    line = tl.program_id(0).to(tl.int64)
-    total = tl.zeros((), tl.int32)
+def scan_digits(counts, totals, lines, tiles, LINES: tl.constexpr, BLOCK: tl.constexpr):
+    """counts[line, tile] become those of the tiles before, totals[line] those of all; `lines` are rows times digits.
+
+    Grid: (blocks of lines,)."""
+    line = (tl.program_id(0) * LINES + tl.arange(0, LINES)).to(tl.int64)
+    exists = line < lines
+    total = tl.zeros((LINES,), tl.int32)
     for start in range(0, tiles, BLOCK):
-        tile = start + tl.arange(0, BLOCK)
-        mask = tile < tiles
-        count = tl.load(counts + line * tiles + tile, mask=mask, other=0)
-        tl.store(counts + line * tiles + tile, total + tl.cumsum(count, 0) - count, mask=mask)
-        total += tl.sum(count, 0)
-    tl.store(totals + line, total)
+        tile = start + tl.arange(0, BLOCK)[None, :]
+        mask = exists[:, None] & (tile < tiles)
+        place = counts + line[:, None] * tiles + tile
+        count = tl.load(place, mask=mask, other=0)
+        tl.store(place, total[:, None] + tl.cumsum(count, 1) - count, mask=mask)
+        total += tl.sum(count, 1)
+    tl.store(totals + line, total, mask=exists)
 
 
 @tilewright.jit

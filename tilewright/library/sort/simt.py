@@ -24,6 +24,7 @@ NETWORK_ELEMENTS = 1024  # of the networks of short rows together
 EACH = 8  # elements of a thread
 SELECTED = 9  # log2 of the elements of rows from which on the first few are found without sorting all
 CHUNKS = 128  # of a tile whose digits are counted
+COUNTS = 1024  # that a program adds up at once
 MOST_BITS = 6  # of a digit
 # What an SM takes for an element, in seconds: measured on an H200.
 DIGIT_TIME, NETWORK_TIME, MERGE_TIME = 2.3e-9, 4.6e-9, 2.4e-9
@@ -46,7 +47,7 @@ def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         return [candidate("network", ([_rows(sorting, longest)], []))]
     digits = digits_of(sorting.source.dtype)
     return [
-        candidate("radix sort", _by_digits(sorting, digits), len(digits) * DIGIT_TIME),
+        candidate("radix sort", _by_digits(sorting, digits, target.machine().processors), len(digits) * DIGIT_TIME),
         candidate("network", _merged(sorting, longest), NETWORK_TIME + (longest - STAGES) * MERGE_TIME),
     ]
 
@@ -115,7 +116,7 @@ def digits_of(dtype: DType) -> list[int]:
     return [bits // count + (number < bits % count) for number in range(count)]
 
 
-def _by_digits(sorting: Sorting, digits: list[int]) -> tuple[list[KernelCall], list[Value]]:
+def _by_digits(sorting: Sorting, digits: list[int], processors: int) -> tuple[list[KernelCall], list[Value]]:
     """A pass for each digit: tiles are counted, counts added up, elements moved."""
     rows, columns, out = sorting.rows, sorting.columns, sorting.anchor.output
     tiles = ceil_divide(columns, CHUNKS * int(radix.CHUNK))
@@ -141,14 +142,22 @@ def _by_digits(sorting: Sorting, digits: list[int]) -> tuple[list[KernelCall], l
         calls.append(
             launch(radix.count_digits, {"source": source, "counts": counts}, sizes, constants, grid, None, threads)
         )
-        lines: tuple[Size, Size, Size] = (simplify(lift(rows) * (1 << bits)), 1, 1)
-        tensors = {"counts": counts, "totals": totals}
-        calls.append(launch(radix.scan_digits, tensors, {"tiles": tiles}, {"BLOCK": 1024}, lines, None, 256))
+        calls.append(_scanned(counts, totals, simplify(lift(rows) * (1 << bits)), tiles, processors))
         tensors = {"source": source, "target": target, "counts": counts, "totals": totals}
         sizes |= {"limit": sorting.limit}
         calls.append(launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, threads))
         source = target
     return calls, [counts, totals, *buffers.values()]
+
+
+def _scanned(counts: Value, totals: Value, lines: Size, tiles: Size, processors: int) -> KernelCall:
+    """The launch that adds up the counts of each line: of short lines several at once."""
+    block = min(COUNTS, 1 << _log2(upper_bound(tiles)))
+    together = max(1, min(COUNTS // block, 1 << _log2(expected(lines) // (2 * processors) + 1) >> 1))
+    sizes, constants = {"lines": lines, "tiles": tiles}, {"LINES": together, "BLOCK": block}
+    grid: tuple[Size, Size, Size] = (ceil_divide(lines, together), 1, 1)
+    tensors = {"counts": counts, "totals": totals}
+    return launch(radix.scan_digits, tensors, sizes, constants, grid, None, max(32, block * together // 4))
 
 
 def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall], list[Value]]:
