@@ -61,6 +61,9 @@ class RunState:
     sizes: dict[str, int] | None = None
     like: Any = None
 
+    def __post_init__(self) -> None:
+        self.is_plain = self.times is None and self.sizes is None and self.like is None
+
 
 class Parts:
     """The compiled parts: sessions, the graph of each, the numbers of their steps."""
@@ -130,18 +133,28 @@ class Schedule:
         """Whether a tape holds all nodes, if their sizes allow it."""
         return all(map(_is_native, self._units)) and not any(value.dtype in HOST_ONLY for value in self.graph.inputs)
 
-    def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:
-        """The results for inputs in order, each an array or `OnDevice`; `symbols` takes up those that nodes tell."""
-        values: list[Any] = [
-            array if array.dtype == dtype else array.astype(dtype)
-            for array, dtype in zip(arrays, self._types, strict=True)
-        ]
+    def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState, typed: bool = False) -> list[Any]:
+        """The results for inputs in order, each an array or `OnDevice`; `symbols` takes up those that nodes tell.
+
+        `typed`: whether the arrays have the inputs' element types.
+        """
+        values = (
+            [*arrays]
+            if typed
+            else [
+                array if array.dtype == dtype else array.astype(dtype)
+                for array, dtype in zip(arrays, self._types, strict=True)
+            ]
+        )
         values += self._rest_for(symbols, call) if self._steps_of_sizes else self._rest
         for run, inputs, outputs, ended in self._steps:
             check_ended()
             results = run([values[place] for place in inputs], symbols, call)
-            for place, result in zip(outputs, results, strict=True):
-                values[place] = result
+            if len(outputs) == 1:
+                (values[outputs[0]],) = results
+            else:
+                for place, result in zip(outputs, results, strict=True):
+                    values[place] = result
             for place in ended:
                 values[place] = None
         return [values[place] for place in self._results]
@@ -279,9 +292,9 @@ class _Stretch(_Nodes):
         self._tapes: dict[Hashable, _Tapes | None] = {}
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
-        if call.times is not None or call.sizes is not None or call.like is not None:
+        if not call.is_plain:
             return super().run(arrays, symbols, call)
-        key = tuple([symbols.get(name) for name in self._names])
+        key = tuple([symbols.get(name) for name in self._names]) if self._names else ()
         try:
             tapes = self._tapes[key]
         except KeyError:  # another thread may empty the table at any time
@@ -289,7 +302,8 @@ class _Stretch(_Nodes):
         results = None if tapes is None else self._natively(tapes, arrays, symbols, call)
         if tapes is None or results is None:
             return super().run(arrays, symbols, call)  # which says what is wrong, if anything is
-        symbols.update(tapes.sizes)
+        if tapes.sizes:
+            symbols.update(tapes.sizes)
         return results
 
     def _natively(
@@ -597,7 +611,7 @@ class _LoopNode:
         values, captured = arrays[2 : 2 + carried], arrays[2 + carried :]
         rows: list[list[np.ndarray]] = [[] for _ in node.outputs[carried:]]  # of any number of rounds
         iteration, true = 0, np.array(True)
-        taped = call.times is None and call.sizes is None and call.like is None
+        taped = call.is_plain
         while going and (trips is None or iteration < trips):
             found = self._natively(values, captured, iteration, trips, symbols, call) if taped else None
             if found is None:

@@ -13,7 +13,7 @@ from tilewright import dtypes, forks
 from tilewright.dtypes import int1, string
 from tilewright.engine.schedule import Parts, RunState, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
 from tilewright.graph.host_values import host_array, returned, returning
 from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
@@ -60,9 +60,10 @@ class StagedSession:
         self._known: KnownCalls[dict[str, int]] = KnownCalls(plan, readers)
         places = {value: place for place, value in enumerate(graph.results())}
         self._results = [
-            (spec.name, places[value], None if spec.dtype in dtypes.BY_NAME else returning(value.dtype))
+            (spec.name, places[value], None if spec.dtype in dtypes.BY_NAME else _as_given(value, graph))
             for spec, value in zip(plan.outputs, graph.outputs, strict=True)
         ]
+        self._states: dict[int | None, RunState] = {}  # of runs that ask for nothing more, by their threads
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = forks.lock()
@@ -131,17 +132,20 @@ class StagedSession:
 
     def _run_known(self, symbols: dict[str, int], arrays: list[np.ndarray], threads: int | None) -> dict[str, Any]:
         """Outputs by name, of arrays that were looked at; `symbols` are those of their shapes."""
-        found = self._executed(arrays, symbols, RunState(threads))
-        in_use = {id(array) for array in arrays}
+        state = self._states.get(threads) or self._states.setdefault(threads, RunState(threads))
+        found = self._executed(arrays, symbols, state, typed=True)
+        in_use = set(map(id, arrays))
         return {
             name: _owned(found[place], in_use) if as_given is None else as_given(found[place])
             for name, place, as_given in self._results
         }
 
-    def _executed(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:
+    def _executed(
+        self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState, typed: bool = False
+    ) -> list[Any]:
         """What the schedule gives; errors of host operations say that the inputs do not fit."""
         try:
-            return self._schedule.run(arrays, symbols, call)
+            return self._schedule.run(arrays, symbols, call, typed)
         except TilewrightError:
             raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -240,11 +244,21 @@ class StagedSession:
         return found
 
 
+def _as_given(value: Value, graph: Graph) -> Callable[[Any], Any]:
+    """What makes of a result that is no tensor of numbers what callers get: dictionaries that the run made for one
+    result alone are given as they are."""
+    maker = next((node for node in graph.nodes if value in node.outputs), None)
+    alone = graph.outputs.count(value) == 1 and not any(value in node.inputs for node in graph.nodes)
+    return np.ndarray.tolist if maker is not None and maker.op == "zip_map" and alone else returning(value.dtype)
+
+
+_OWN = 0x0405  # flags of arrays: contiguous in the order of C, with memory of its own, writeable
+
+
 def _owned(result: Any, in_use: set[int]) -> np.ndarray:
     """A result as an array with memory of its own, which joins those `in_use`, by their ids."""
-    array = host(result)
-    flags = array.flags
-    if not (flags.owndata and flags.c_contiguous and flags.writeable) or id(array) in in_use:
+    array = result if type(result) is np.ndarray else host(result)
+    if array.flags.num & _OWN != _OWN or id(array) in in_use:
         array = np.array(array, order="C")
     in_use.add(id(array))
     return array

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.runtime.glue import glue
 from tilewright.runtime.memory import ADDRESS_OFFSET, AlignedBuffer, array_address
-from tilewright.runtime.parallel import run_parallel
+from tilewright.runtime.parallel import on_this_thread, run_parallel
 from tilewright.runtime.session import Frame, Session, is_shared, worker_count
 from tilewright.runtime.tape import DONE, Label, Tape, Word, Words
 
@@ -314,6 +314,9 @@ class CallTape:
         self.bytes = writer.bytes
         self._set = struct.Struct(f"={len(self._given.data)}q").pack_into
         self._inputs = [(place.shape, place.dtype) for place in inputs]
+        self._alone = (
+            None if writer.shared else on_this_thread(glue().run_tape, writer.tape.state, writer.scratch_bytes)
+        )
         self._shapes, self._types = [place.shape for place in results], [place.dtype for place in results]
 
     def _find(self, place: TapePlace, word: int) -> None:
@@ -332,8 +335,10 @@ class CallTape:
             plain.append(array if is_plain(array) else np.array(array, order="C"))
         writer, results = self._writer, list(map(np.empty, self._shapes, self._types))
         self._set(self._given.data, 0, *map(_OF_ARRAY, plain), *map(_OF_ARRAY, results))
-        workers = worker_count(threads) if writer.shared else 1
-        run_parallel(glue().run_tape, writer.tape.state, writer.scratch_bytes, workers)
+        if self._alone is not None:
+            self._alone()
+        else:
+            run_parallel(glue().run_tape, writer.tape.state, writer.scratch_bytes, worker_count(threads))
         return results if writer.tape.outcome == DONE else None
 
 

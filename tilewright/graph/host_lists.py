@@ -172,4 +172,7 @@ def sequence_split(inputs: Arrays, attributes: Attributes) -> Array:
 
 def zip_map(inputs: Arrays, attributes: Attributes) -> Array:
     x, keys = inputs[0], inputs[1].tolist()
-    return listed([dict(zip(keys, row)) for row in x.reshape(-1, len(keys)).tolist()])  # noqa: B905
+    rows = [dict(zip(keys, row)) for row in x.reshape(-1, len(keys)).tolist()]  # noqa: B905
+    result = np.empty(len(rows), object)
+    result[:] = rows
+    return result

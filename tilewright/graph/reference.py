@@ -119,9 +119,10 @@ class PreparedNode:
     """A node that runs many times: what no call changes is worked out once."""
 
     def __init__(self, node: Node) -> None:
-        self.node, self._row, output = node, definition(node.op), node.output
-        self._on_host = self._row.kind == "host"
+        row, output = definition(node.op), node.output
+        self.node, self._on_host, self._compute = node, row.kind == "host", row.compute
         self._numbers = output.shape if all(isinstance(size, int) for size in output.shape) else None
+        self._dtype = output.dtype.numpy
 
     def run(
         self,
@@ -131,22 +132,25 @@ class PreparedNode:
         working: DType | None = None,
     ) -> np.ndarray:
         """As `run_node`, for attributes in which sizes are numbers already, as far as they are known."""
-        node, output = self.node, self.node.outputs[0]
         try:
-            result = self._row.compute(arrays, attributes)
+            result = self._compute(arrays, attributes)
         except ShapeError as error:
             if not self._on_host:
                 raise
-            raise ShapeError(f"{error} ({described(node)})") from None
-        if isinstance(result, str):  # of a tensor without dimensions
+            raise ShapeError(f"{error} ({described(self.node)})") from None
+        if working is None and type(result) is np.ndarray and result.dtype == self._dtype:
+            if result.shape == self._numbers:
+                return result
+        elif isinstance(result, str):  # of a tensor without dimensions
             result = np.array(result, object)
+        node, output = self.node, self.node.outputs[0]
         if result.shape == self._numbers:
             pass
         elif self._on_host:
             bind(output.shape, result.shape, symbols, lambda: described(node, subject=attributes.get("what", "")))
         elif result.shape != (expected := tuple([evaluate(extent, symbols) for extent in output.shape])):
             raise ShapeError(f"{node.op} -> {output!r} gave the shape {list(result.shape)}, not {list(expected)}")
-        if working is None and type(result) is np.ndarray and result.dtype == output.dtype.numpy:
+        if working is None and type(result) is np.ndarray and result.dtype == self._dtype:
             return result
         return _convert(result, output.dtype, working)
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from tilewright.errors import SettingsError
@@ -224,6 +224,21 @@ def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: i
 
 
 _inline = InlineProvider()
+
+
+def on_this_thread(body: int, context: int, scratch_bytes: int) -> Callable[[], None]:
+    """A run on the calling thread, prepared, with scratch memory of its own: each call is one, and raises as
+    `run_parallel`. One thread at a time may call it."""
+    stride = (scratch_bytes + 127) // 128 * 128
+    scratch = AlignedBuffer(stride) if stride else None
+    start = glue().start_inline
+    record = _RECORD.pack(RAISED, body, 0 if scratch is None else scratch.address, stride, context)
+
+    def run(scratch: AlignedBuffer | None = scratch) -> None:  # which lives as long as this
+        if start(record):
+            raise_pending()
+
+    return run
 
 
 def _find_provider(wanted: str) -> Provider:
