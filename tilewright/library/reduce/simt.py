@@ -52,6 +52,7 @@ LEAST_SECOND_LAUNCH = (
 
 SHORT = 16  # elements of rows or columns that a thread each walks
 SHORT_ROWS = 512  # of a CTA, or columns
+FEW_COLUMNS = 16  # of a block of columns, at least: lines of 64 bytes
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 OTHER = 1.02  # the cost of the other number of parts, relative to that of the likely one
@@ -205,7 +206,8 @@ def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 
 def _reduce(group: Group, graph: Graph, target: Target) -> KernelCall:
     problem = reduction_of(group, graph)
-    deal = along_rows(problem, target, kernels.reduce_rows) if problem.inner == 1 else _over_rows(problem)
+    processors = target.machine().processors
+    deal = along_rows(problem, target, kernels.reduce_rows) if problem.inner == 1 else _over_rows(problem, processors)
     return problem.call(deal, problem.constants)
 
 
@@ -218,9 +220,12 @@ def along_rows(problem: Reduction, target: Target, kernel: JITFunction) -> Deal:
     return Deal(kernel, constants, (ceil_divide(outer, config.rows), 1, 1), config.threads)
 
 
-def _columns(outer: Size, reduced: Size, inner: int) -> int:
-    """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors."""
+def _columns(outer: Size, reduced: Size, inner: int, processors: int) -> int:
+    """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors, and fewer
+    where there are not."""
     columns = MIDDLE_COLUMNS
+    while columns > FEW_COLUMNS and expected(outer) * -(-inner // columns) < processors:
+        columns //= 2
     if isinstance(reduced, int):
         most = FEW_ELEMENTS // next_power_of_2(reduced)
         while 2 * columns <= most and expected(outer) * inner >= FEW_CTAS * 2 * columns:
@@ -228,9 +233,11 @@ def _columns(outer: Size, reduced: Size, inner: int) -> int:
     return columns
 
 
-def _over_rows(problem: Reduction) -> Deal:
+def _over_rows(problem: Reduction, processors: int) -> Deal:
     outer, reduced, inner = problem.outer, problem.reduced, problem.inner
-    block = min(next_power_of_2(inner), _columns(outer, reduced, inner)) if isinstance(inner, int) else MIDDLE_COLUMNS
+    block = MIDDLE_COLUMNS
+    if isinstance(inner, int):
+        block = min(next_power_of_2(inner), _columns(outer, reduced, inner, processors))
     block_r = COLUMN_ELEMENTS // block
     block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
     constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
