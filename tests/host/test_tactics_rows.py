@@ -180,7 +180,8 @@ def test_rows_of_gpus(columns: int, draw: Draw) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "block"), [((1024, 2, 1024), (2, 1024)), ((1, 2, 4096), (2, 64)), ((8, 500, 4096), (128, 64))]
+    ("shape", "block"),
+    [((1024, 2, 1024), (2, 1024)), ((1, 2, 4096), (2, 64)), ((8, 500, 4096), (128, 64)), ((2, 138, 128), (256, 16))],
 )
 def test_blocks_of_sums_over_rows(shape: tuple[int, ...], block: tuple[int, int]) -> None:
     """Wide where few rows are summed, as with experts, and processors have enough to do."""

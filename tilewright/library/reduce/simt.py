@@ -224,7 +224,9 @@ def _columns(outer: Size, reduced: Size, inner: int, processors: int) -> int:
     """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors, and fewer
     where there are not."""
     columns = MIDDLE_COLUMNS
-    while columns > FEW_COLUMNS and expected(outer) * -(-inner // columns) < processors:
+    while columns > max(FEW_COLUMNS, FEW_ELEMENTS // expected(reduced)):
+        if expected(outer) * -(-inner // columns) >= processors:
+            break
         columns //= 2
     if isinstance(reduced, int):
         most = FEW_ELEMENTS // next_power_of_2(reduced)

@@ -24,7 +24,7 @@ NETWORK_ELEMENTS = 1024  # of the networks of short rows together
 EACH = 8  # elements of a thread
 SELECTED = 9  # log2 of the elements of rows from which on the first few are found without sorting all
 CHUNKS = 128  # of a tile whose digits are counted
-REGISTERS = 64  # of a thread that moves elements: an SM has room for 1024 of these
+MOVE_REGISTERS = 64  # of a thread that moves elements: an SM has room for 1024 of these
 COUNTS = 1024  # that a program adds up at once
 MOST_BITS = 6  # of a digit
 # What an SM takes for an element, in seconds: measured on an H200.
@@ -147,7 +147,7 @@ def _by_digits(sorting: Sorting, digits: list[int], processors: int) -> tuple[li
         tensors = {"source": source, "target": target, "counts": counts, "totals": totals}
         sizes |= {"limit": sorting.limit}
         call = launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, threads)
-        calls.append(replace(call, options={"maxnreg": REGISTERS}))
+        calls.append(replace(call, options={"maxnreg": MOVE_REGISTERS}))
         source = target
     return calls, [counts, totals, *buffers.values()]
 
