@@ -145,6 +145,41 @@ def cast_of_cast(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     return build.emit("cast", source, dtype=last, rounding="rtne" if first == last else rounding)
 
 
+_WHOLE = ("round", "floor", "ceil")
+_WHOLE_OF_WHOLE = ("add", "subtract", "multiply", "minimum", "maximum")  # floats too large for fractions are whole, too
+
+
+def _is_whole(value: SSAValue, depth: int = 4) -> bool:
+    """Whether every element of a float is known to have no fraction, or not to be a number."""
+    number, operation = constant_of(value), value.definition
+    if number is not None:
+        return float(number).is_integer()
+    if operation is None or depth == 0:
+        return False
+    if operation.opcode == "cast":
+        return not operation.operands[0].type.dtype.is_float
+    if operation.opcode in _WHOLE_OF_WHOLE:
+        return all(_is_whole(operand, depth - 1) for operand in operation.operands)
+    return operation.opcode in _WHOLE
+
+
+@on("cast")
+def cast_of_whole(operation: Operation, build: RuleRewriter) -> SSAValue | None:
+    """cast(cast(x, A), B) of a float x without a fraction, of type B, and integers A: x within the bounds of A."""
+    inner = defined_by(operation.operands[0], "cast")
+    if inner is None or inner.operands[0].type != operation.result.type or not _is_whole(inner.operands[0]):
+        return None
+    x, middle = inner.operands[0], inner.result.type.dtype
+    if not x.type.dtype.is_float or middle.is_float or middle.is_bool or not keeps_value(middle, x.type.dtype):
+        return None
+    least = -(2 ** (middle.bits - 1)) if middle.is_signed else 0
+    if middle.is_signed:  # without a sign the bound below is what NaN becomes
+        x = build.emit("select", build.emit("compare", x, x, predicate="eq"), x, build.like(x, 0.0))
+    raised = build.emit("maximum", build.like(x, float(least)), x, propagate_nan=False)
+    most = float(2**middle.bits - 1 + least)
+    return build.emit("minimum", raised, build.like(x, most), propagate_nan=False)
+
+
 @on("cast")
 def cast_to_same(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A cast to the type that the operand has."""

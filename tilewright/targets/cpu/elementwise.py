@@ -18,6 +18,7 @@ from tilewright.ir.diagnostics import unsupported_error
 from tilewright.ir.types import PointerType
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import Converter, register_type
+from tilewright.targets.llvm.division import by_constant
 from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math
 
 _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv", "remainder": "frem"}
@@ -34,7 +35,8 @@ _MATH = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
 class Elementwise:
     """Emits elementwise operations through one builder; a register has `register_lanes` lanes of 32 bits."""
 
-    def __init__(self, builder: LLVMBuilder, converter: Converter, register_lanes: int) -> None:
+    def __init__(self, builder: LLVMBuilder, converter: Converter, register_lanes: int, has_fma: bool) -> None:
+        self.has_fma = has_fma
         self.register_lanes = register_lanes
         self.builder = builder
         self.converter = converter
@@ -101,6 +103,8 @@ class Elementwise:
 
     def _wide_float(self, operation: Operation, operands: list[LLVMValue]) -> LLVMValue:
         builder, opcode = self.builder, operation.opcode
+        if opcode == "divide" and self.has_fma and (found := by_constant(builder, *operands)) is not None:
+            return found
         if opcode in _FLOAT_BINARY:
             return builder.binary(_FLOAT_BINARY[opcode], operands[0], operands[1])
         if opcode in _FLOAT_INTRINSICS:

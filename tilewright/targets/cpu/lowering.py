@@ -156,7 +156,7 @@ class CPUKernelLowering:
         )
         self.grid = grid
         converter = Converter(builder)
-        elementwise = Elementwise(builder, converter, self.target.vector_bits // 32)
+        elementwise = Elementwise(builder, converter, self.target.vector_bits // 32, self.target.fused_multiply_add)
         elementwise.on_lanes = self.report.by_lane
         storage = self.scheduler.storage
         self.evaluator = Evaluator(builder, elementwise, self.analysis, self.scalars, storage, scratch)

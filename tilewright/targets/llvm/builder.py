@@ -70,6 +70,15 @@ class LLVMValue:
             return int(self.text)
         return None
 
+    @property
+    def float_constant(self) -> float | None:
+        """The value of a float32 literal, in a vector of all lanes, else None."""
+        text = self.text.removeprefix("splat (float ").removesuffix(")")
+        if self.element != "float" or not text.startswith("0x"):
+            return None
+        value: float = struct.unpack("<d", int(text, 16).to_bytes(8, "little"))[0]
+        return value
+
 
 def vector_type(element: str, lanes: int) -> str:
     """``<lanes x element>``, or `element` itself for one lane."""
