@@ -454,3 +454,28 @@ def test_ranges_from_2_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch_at_one, "_asked_beside", None)
     graph = import_function(another_rank, (torch.rand(3, 4),), {"x": {0: ("n", 2, 8)}})
     assert not graph.remarks
+
+
+def _by_a_comparison(x: torch.Tensor) -> torch.Tensor:
+    if torch.allclose(x, x.relu()) or torch.equal(x, -x.abs()):
+        return (x * 2).data + 1
+    return x.new_ones(3) * float(x.shape[0] > 2)
+
+
+def test_comparisons_of_tensors_as_a_whole() -> None:
+    """A branch on one is the example's; so is a truth value as a float, which has a way for each size."""
+    positive, mixed = torch.tensor([1.0, 2, 3]), torch.tensor([1.0, -2, 3])
+    for x, other in ((positive, mixed), (mixed, positive)):
+        engine = tilewright.compile(_by_a_comparison, (x,), {"x": {0: ("n", 1, 5)}}, effort=0)
+        for given in (x, x.repeat(2)[:5], x[:2] * 1.5 if other is mixed else -x[:2].flip(0)):
+            torch.testing.assert_close(engine(given), _by_a_comparison(given))
+        with pytest.raises(InputError, match=r"test_import_torch_assumed.py:\d+: if torch.allclose"):
+            engine(other)
+
+
+def test_combinations_of_a_fixed_number_of_elements() -> None:
+    x = torch.randn(5)
+    pairs, triples = lambda x: torch.combinations(x), lambda x: torch.combinations(x, 3, True)
+    for function in (pairs, triples, lambda x: pairs(x[:1])):
+        engine = tilewright.compile(function, (x,), effort=0)
+        torch.testing.assert_close(engine(x), function(x))

@@ -65,9 +65,12 @@ X = floats(3, 4)
 Y = floats(4)
 
 # Elementwise
-add("exp sin cos tanh erf sigmoid floor ceil round abs neg sign sgn expm1 tan sinh cosh asinh trunc frac erfc exp2", X)
+add(
+    "exp sin cos tanh erf sigmoid floor ceil round abs neg sign sgn expm1 tan sinh cosh asinh trunc frac erfc exp2",
+    X,
+)
 add("sigmoid exp log1p sqrt", ints(5, 3))
-add("log sqrt rsqrt reciprocal log2 log10 log1p square", positive(3, 4))
+add("log sqrt rsqrt reciprocal log2 log10 log1p square _neg_view _neg_view_copy", positive(3, 4))
 add("acosh", lambda: torch.rand(5, dtype=torch.float64) + 1.5)
 add("atanh", lambda: torch.rand(5, dtype=torch.float64) * 1.8 - 0.9)
 add("expm1 log1p", lambda: torch.tensor([1e-12, -1e-9, 1e-5, 0.0], dtype=torch.float64))

@@ -15,6 +15,7 @@ from torch._decomp import decompositions
 from torch.nn import AdaptiveLogSoftmaxWithLoss
 from torch.nn.modules import transformer
 
+from tilewright.importers.torch_answers import answers_in_operators
 from tilewright.importers.torch_cuts import cuts_from_tensors
 from tilewright.importers.torch_flex import flex_attention_in_operators
 from tilewright.importers.torch_losses import adaptive_loss, adaptive_prediction, ctc_loss, multilabel_margin_loss
@@ -27,8 +28,8 @@ from tilewright.importers.torch_writes import written
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
     masks as they are, lengths of tensors as sizes, covariances without a check of their data, reads and writes at
-    places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any number, and losses that it
-    cannot trace or takes apart into others.
+    places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any number, losses that it
+    cannot trace or takes apart into others, and comparisons of tensors as a whole.
 
     Raises `ImportModelError` for quantized modules of other kinds, and for writes that a `torch.narrow` would lose.
     """
@@ -50,6 +51,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
         stack.enter_context(cuts_from_tensors())
+        stack.enter_context(answers_in_operators())
         for place in ("torchvision.ops", "torchvision.ops.boxes"):
             if place in sys.modules:
                 stack.enter_context(mock.patch.object(sys.modules[place], "batched_nms", _batched_nms))

@@ -35,7 +35,8 @@ _LARGEST_TRIED = 1 << 20  # size of a range that has no end
 _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
 _QUESTIONS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
 _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimental/sym_node.py",
-            "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py")  # fmt: skip
+            "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py",
+            "importers/torch_answers.py")  # fmt: skip
 _OF_DYNAMO = ("evaluate_expr", "guard_scalar")  # functions by which Dynamo asks for a condition of the code
 _JUMPS_OF_DYNAMO = "torch/_dynamo/symbolic_convert.py"  # which asks for that of an ``if`` itself
 _OF_GUARDS = "produce_guards_verbose"

@@ -151,7 +151,7 @@ def absolute(call: TorchCall, x: Value) -> Value:
     return call.op("absolute", x)
 
 
-@rule("neg.default")
+@rule("neg.default", "_neg_view.default", "_neg_view_copy.default")
 def negate(call: TorchCall, x: Value) -> Value:
     return call.op("negate", x)
 
