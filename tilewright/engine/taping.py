@@ -332,7 +332,7 @@ class CallTape:
         for array, (shape, dtype) in zip(arrays, self._inputs, strict=True):
             if array.shape != shape or array.dtype != dtype:
                 return None
-            plain.append(array if is_plain(array) else np.array(array, order="C"))
+            plain.append(array if array.flags.num & _PLAIN == _PLAIN else np.array(array, order="C"))
         writer, results = self._writer, list(map(np.empty, self._shapes, self._types))
         self._set(self._given.data, 0, *map(_OF_ARRAY, plain), *map(_OF_ARRAY, results))
         if self._alone is not None:

@@ -248,10 +248,18 @@ def text_normalize(inputs: Arrays, attributes: Attributes) -> Array:
     return result.reshape((*x.shape[:-1], -1))
 
 
-@functools.lru_cache(maxsize=64)
+_PLACES: dict[int, tuple[tuple[str, ...], dict[str, int]]] = {}  # by the ids of lists, which the entries keep alive
+_MOST_LISTS = 256
+
+
 def _places(keys: tuple[str, ...]) -> dict[str, int]:
-    """The position of each text; the last of equal ones."""
-    return {key: place for place, key in enumerate(keys)}
+    """The position of each text; the last of equal ones. Once for each list, which is not compared with others."""
+    found = _PLACES.get(id(keys))
+    if found is None:
+        if len(_PLACES) >= _MOST_LISTS:
+            _PLACES.clear()
+        found = _PLACES[id(keys)] = keys, {key: place for place, key in enumerate(keys)}
+    return found[1]
 
 
 def text_position(inputs: Arrays, attributes: Attributes) -> Array:

@@ -56,7 +56,7 @@ def _text(value: Any, name: str) -> np.ndarray:
         raise InputError(f"input {name!r} is a tensor of text, given as one of {array.dtype}: pass an array of strings")
     items = array.reshape(-1).tolist()
     if all([type(item) is str for item in items]):
-        return array.astype(object)
+        return array.astype(object, copy=False)
     result = np.empty(array.shape, object)
     flat = result.reshape(-1)
     for place, item in enumerate(items):

@@ -167,6 +167,8 @@ def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int]
     if len(shape) != len(actual):
         raise ShapeError(f"{describe()} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
     for axis, (size, extent) in enumerate(zip(shape, actual, strict=True)):
+        if size == extent:  # a number
+            continue
         found = plain_symbol(size)
         known = evaluate(size, symbols) if found is None else symbols.get(found.name)
         if found is not None and known is None:

@@ -472,8 +472,11 @@ def _check_indices(op: str, indices: Array, extent: int) -> None:
 
 
 def gather(inputs: Arrays, attributes: Attributes) -> Array:
-    _check_indices("gather", inputs[1], inputs[0].shape[attributes["axis"]])
-    return np.take(inputs[0], inputs[1], axis=attributes["axis"])
+    try:
+        return np.take(inputs[0], inputs[1], axis=attributes["axis"])
+    except IndexError:
+        _check_indices("gather", inputs[1], inputs[0].shape[attributes["axis"]])
+        raise
 
 
 def frames(inputs: Arrays, attributes: Attributes) -> Array:
