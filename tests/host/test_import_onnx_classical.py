@@ -76,6 +76,15 @@ def test_linear_models_and_kernels() -> None:
             own("SVMRegressor", X, coefficients=[0.7, -0.4], rho=[0.25], **options)
 
 
+def test_probit_of_one_score_is_refused() -> None:
+    options = {"coefficients": [1.0, 2.0, 3.0], "intercepts": [0.5], "classlabels_ints": [4, 5]}
+    model, _ = model_of(
+        "LinearClassifier", [("x", X, False)], ["y", "z"], domain="ai.onnx.ml", post_transform="PROBIT", **options
+    )
+    with pytest.raises(UnsupportedOperationError, match="PROBIT of one score"):
+        import_model(model)
+
+
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("kind", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("chances", [False, True])

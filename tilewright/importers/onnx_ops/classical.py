@@ -78,6 +78,8 @@ def _probit(call: OnnxCall, scores: Value) -> Value:
 def _of_two(call: OnnxCall, score: Value, shares: bool) -> Value:
     """Scores [N, 2] of two classes from that of the second [N, 1]: of shares, which any softmax leaves as they are, the
     first has the rest."""
+    if call.attribute("post_transform") == "PROBIT":
+        raise Unsupported("PROBIT of one score for two classes", "score both classes")
     transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
     other = call.op("subtract", 1.0, score) if shares and transform != "LOGISTIC" else call.op("negate", score)
     scores = call.op("concat", other, score, axis=1)
