@@ -157,3 +157,26 @@ def test_what_has_no_meaning_here_is_refused(rng: np.random.Generator) -> None:
     with pytest.raises(ImportModelError, match="at least 2"):
         ids = rng.integers(0, 9, (2, 3))
         import_onnx(model("NGramHashMapping", (ids, ids[0], ids[0]), max_ngram_size=1, n_head_per_ngram=1, pad_id=0)[0])
+
+
+@pytest.mark.parametrize(("kind", "block", "size"), [
+    (0, 1, 4), (1, 1, 2), (30, 1, 2), (2, 32, 18), (6, 32, 22), (8, 32, 34), (13, 256, 176), (14, 256, 210),
+    (20, 32, 18), (23, 256, 136),
+])  # fmt: skip
+def test_rows_of_packed_tables(kind: int, block: int, size: int, rng: np.random.Generator) -> None:
+    """Of random bytes, but for the scales of blocks, which are numbers; indices may be any."""
+    width = 512
+    table = rng.integers(0, 256, (5, width // block, size), dtype=np.uint8)
+    if kind in (0, 1, 30):
+        table = floats(rng, 5, width).astype({0: "<f4", 1: "<f2"}.get(kind, "<f4"))
+        table = (
+            table.view(np.uint8)
+            if kind != 30
+            else np.ascontiguousarray(table.view(np.uint8).reshape(5, -1, 4)[..., 2:])
+        )
+    else:
+        for begin in {14: (208,), 13: (0, 2)}.get(kind, (0,)):
+            scales = rng.random(table.shape[:2], np.float32).astype("<f2")
+            table[..., begin : begin + 2] = scales.view(np.uint8).reshape(*scales.shape, 2)
+    indices = np.array([[0, 4], [-1, 5], [2, 3]])
+    own("GatherPacked", table.reshape(5, -1), indices, packed_type=kind, K=width, output_dtype=1)
