@@ -224,7 +224,7 @@ def _columns(outer: Size, reduced: Size, inner: int, processors: int) -> int:
     """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors, and fewer
     where there are not."""
     columns = MIDDLE_COLUMNS
-    while columns > max(FEW_COLUMNS, FEW_ELEMENTS // expected(reduced)):
+    while columns > max(FEW_COLUMNS, FEW_ELEMENTS // max(1, expected(reduced))):
         if expected(outer) * -(-inner // columns) >= processors:
             break
         columns //= 2
