@@ -111,6 +111,16 @@ def test_extremes_whose_places_are_asked_for_are_looked_up(
         np.testing.assert_array_equal(found[name], wanted[name])
 
 
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+def test_searches_read_slices_where_they_lie(op: str, driver: Driver, rng: np.random.Generator) -> None:
+    b = GraphBuilder("search")
+    x = b.input("x", float32, (6, 8, 8))
+    column = b.op("slice", [b.op("slice", [x], axis=1, start=2, stop=8)], axis=2, start=2, stop=3)
+    found = b.op(op, [b.op("absolute", [b.op("permute", [column], order=(0, 2, 1))])], axis=2, keepdims=False)
+    b.output(b.op("add", [found, 2]), "y")
+    check(b.finish(), 1, rng)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rows", "narrow"),
     [(int8, 300, True), (uint8, 300, True), (int1, 300, True), (int16, (1 << 16) - 1, True), (int16, 1 << 16, False),

@@ -128,8 +128,9 @@ def pivots(emit: Emitter, a: Value) -> tuple[list[Value], Value]:
         row = _row(emit, a, step)
         pivot = emit.slice(row, row.rank - 1, step, step + 1)
         found.append(emit.reshape(pivot, a.shape[:-2]))
-        zero = emit.op("equal", pivot, 0.0)  # then the column is zero already
-        ratio = emit.op("divide", emit.slice(a, a.rank - 1, step, step + 1), emit.op("where", zero, 1.0, pivot))
+        column = emit.slice(a, a.rank - 1, step, step + 1)
+        zero = emit.op("equal", column, 0.0)  # all below a pivot of 0 are, and one loop divides and chooses
+        ratio = emit.op("where", zero, 0.0, emit.op("divide", column, pivot))
         below = emit.op("greater", emit.unsqueeze(emit.iota(order), 1), step)
         a = emit.op("where", below, emit.op("subtract", a, emit.op("multiply", ratio, row)), a)
     return found, sign

@@ -24,7 +24,7 @@ _IN_ROWS = _FREE | {"frames", "broadcast_to"}  # what the kernel of a transform 
 _INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "frames", "gather", "gather_elements"}
 _READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "frames", "gather", "gather_elements", "broadcast_to"})
 _ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max",
-                   "reduce_min", "reduce_product", "reduce_log_sum_exp"})  # fmt: skip
+                   "reduce_min", "reduce_product", "reduce_log_sum_exp", "argmax", "argmin"})  # fmt: skip
 _RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
 _NODES_FOR_BYTE = 2  # that compute an element in the time in which a byte is loaded
