@@ -157,7 +157,7 @@ def _floats(dtype: DType, width: int) -> Callable[[_PackedRows], Value]:
     return restored
 
 
-_FORMATS: dict[int, tuple[int, int, Callable[[_PackedRows], Value]]] = {  # elements and bytes of a block, by GGML's numbers
+_FORMATS: dict[int, tuple[int, int, Callable[[_PackedRows], Value]]] = {  # elements and bytes of a block, by number
     0: (1, 4, _floats(float32, 4)), 1: (1, 2, _floats(float16, 2)), 30: (1, 2, _floats(bfloat16, 2)),
     2: (32, 18, _of_four_bits), 6: (32, 22, _of_five_bits), 8: (32, 34, _of_eight_bits),
     13: (256, 176, _of_five_bits_in_groups), 14: (256, 210, _of_six_bits_in_groups),

@@ -7,7 +7,8 @@ The reciprocal r is rounded once; then for each x
 is the correctly rounded quotient (Markstein, "Computation of elementary functions on the IBM RISC System/6000
 processor", 1990) unless e falls below the least number: quotients of |x| < 2^-100 may be one unit off.  So may one x of
 each divisor whose bits are all set.  An infinite q makes e infinite or a NaN, which become numbers that do not
-change q.  An e of 0 is a positive one, which leaves q its sign if that is 0.  Divisors too large or too small for this take the ordinary division.
+change q.  An e of 0 is a positive one, which leaves q its sign if that is 0.  Divisors too large or too small for this
+take the ordinary division.
 """
 
 from __future__ import annotations

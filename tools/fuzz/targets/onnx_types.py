@@ -37,6 +37,7 @@ from tools.fuzz.target import Base, Failed
 BUILT_ONE_OF = 4
 OPSETS = (11, 12, 13, 15, 17, 18, 19, 20, 21, 22)
 MOST_ELEMENTS = 2048
+LATER_RUNS = 9  # of a session: from the eighth on, parts in a row are one native call
 MOVES = 4  # runs with inputs changed in their last bits
 ROUNDED = ("Erf", "Gelu", "HardSwish", "Resize")  # which ONNX's reference computes in part in float32
 DOMAINS = {"ai.onnx.ml": 3, "com.microsoft": 1, "local": 1}  # and the opset of each that a program has
@@ -296,6 +297,7 @@ class Target(Base):
                 continue
             if session is not None:
                 found = session.run(program.outputs, feeds)
+                _run_again(session, program, feeds, found)
             elif all(program.sizes[size] > 1 for size in free):
                 assert optimised is not None
                 if not _takes(optimised, feeds):
@@ -311,6 +313,16 @@ class Target(Base):
                     raise
                 return "ONNX's reference and ONNX Runtime differ"
         return "right, compiled" if built else "right"
+
+
+def _run_again(session: InferenceSession, program: Program, feeds: dict[str, np.ndarray], found: list[Any]) -> None:
+    """Raise `Failed` unless later runs, which are prepared by then, give the same."""
+    for _ in range(LATER_RUNS):
+        later = session.run(program.outputs, feeds)
+    for name, first, last in zip(program.outputs, found, later, strict=True):
+        if first.shape != last.shape or first.tobytes() != last.tobytes():
+            operations = ", ".join(node.op_type for node in program.nodes)
+            raise Failed("wrong", f"{name}: {first}, and later {last}; {operations}", "a later run differs")
 
 
 def _optimised(graph: Graph) -> Graph:
