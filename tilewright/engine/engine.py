@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, str, float], None]
 MOST_MODEL_PARTS = 1000  # of a program
 
+_ARRAYS = frozenset({np.ndarray})  # types of arguments that are inputs, whatever they hold
+
 
 class Engine:
     """A compiled model.
@@ -371,6 +373,8 @@ class Engine:
         example may be left out, or be given as they were there.
         """
         names = self._input_names
+        if not named and len(arguments) == len(names) and _ARRAYS.issuperset(map(type, arguments)):
+            return self._returned(self.run(dict(zip(names, arguments, strict=True))))
         if named and not named.keys() <= self._input_set:
             named = self._arguments.named(named)
         row: Sequence[Any] = arguments
@@ -384,7 +388,11 @@ class Engine:
         for name in named:
             if name in inputs:
                 raise InputError(f"input {name!r} is given twice")
-        outputs = tuple(self.run({**inputs, **named} if named else inputs).values())
+        return self._returned(self.run({**inputs, **named} if named else inputs))
+
+    def _returned(self, found: Mapping[str, Any]) -> Any:
+        """What a call returns, of the outputs by name."""
+        outputs = tuple(found.values())
         if self.results_of is not None:
             return self.results_of(outputs)
         return outputs[0] if len(outputs) == 1 else outputs

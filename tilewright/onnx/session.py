@@ -96,6 +96,7 @@ def has_gpu() -> bool:
 
 
 _ARRAYS = frozenset({np.ndarray})  # the types of feeds that are as the engine takes them
+_TEXTS = frozenset({str})
 
 
 class InferenceSession:
@@ -179,6 +180,7 @@ class InferenceSession:
             self.engine = _compiled(self._source, shapes, target, quick_start)
             self._sizes = _engines_of_sizes(self.engine, self._source, shapes, target)
         self._provider = provider
+        self._names = frozenset(spec.name for spec in self.engine.outputs)
         self._with_constants.clear()
 
     def _overrides(self, source: Source) -> dict[str, dict[int, int | str]] | None:
@@ -293,8 +295,10 @@ class InferenceSession:
         `input_feed` has arrays (or what `numpy.asarray` takes, or `OrtValue`) by name; of `run_options` only
         `terminate` has a meaning (`RunOptions`).  Raises `InputError`, `ShapeError` and `RunEndedError`.
         """
-        if output_names is None and run_options is None and self._is_plain(input_feed):
-            results: Iterable[Any] = self._called(input_feed, None).values()
+        results: Iterable[Any]
+        if run_options is None and self._is_plain(input_feed) and self._are_known(output_names):
+            found = self._called(input_feed, None)
+            results = [found[name] for name in output_names] if output_names else found.values()
         else:
             results = self._run(output_names, input_feed, None, run_options)
         return [value if type(value) is np.ndarray else as_numpy(value) for value in results]
@@ -303,6 +307,12 @@ class InferenceSession:
         """Whether a call is one of the engine with these feeds and nothing more: they are arrays in a dictionary."""
         plain = type(feed) is dict and _ARRAYS.issuperset(map(type, feed.values()))
         return plain and not self._overridable and not self._options.enable_profiling
+
+    def _are_known(self, names: Sequence[str] | None) -> bool:
+        """Whether outputs are asked for by a list of their names, or all are."""
+        if names is None:
+            return True
+        return type(names) is list and _TEXTS.issuperset(map(type, names)) and self._names.issuperset(names)
 
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
