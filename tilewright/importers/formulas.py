@@ -117,6 +117,13 @@ _OF_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 1
 _SERIES_FROM = 8.0  # where the series begins
 # With q = x (x + 7), (x + n) (x + 7 - n) is q + n (7 - n): the product of x, x + 1, … x + 7, and its derivative by q.
 _FACTORS, _DERIVATIVE = (720.0, 252.0, 28.0, 1.0), (720.0, 504.0, 84.0, 4.0)
+# (1 - x^2) pi x / tan(pi x) up to x = 1 / 2, in powers of x^2: 1 - (2 zeta(2) + 1) x^2, then differences
+# 2 zeta(2 k - 2) - 2 zeta(2 k), as the factor in front takes the nearest poles away.
+_COTANGENT = (
+    1.0, -4.289868133696453, 1.1252216662741765, 0.1299603434533781, 0.0265314115730096, 0.006165562140252508,
+    0.001496977149020074, 0.00036967683649868693, 9.193175130010592e-05, 2.2929932287304065e-05,
+    5.726662462254087e-06, 1.4310230622901263e-06, 3.57684627352947e-07, 8.941326844578887e-08, 2.235244160715317e-08,
+)  # fmt: skip
 
 
 def digamma(emit: Emitter, x: Value) -> Value:
@@ -146,11 +153,13 @@ def _sum_of_inverses(emit: Emitter, x: Value, near: Value) -> Value:
 
 
 def _pi_by_tangent(emit: Emitter, x: Value) -> Value:
-    """pi / tan(pi x): NaN at whole numbers below 0, infinite at 0 with its sign."""
-    rest, zero = emit.op("subtract", x, emit.op("round", x)), emit.op("equal", x, 0.0)
-    angle = emit.op("where", zero, x, emit.op("multiply", rest, math.pi))
-    found = emit.op("divide", emit.op("multiply", emit.op("cos", angle), math.pi), emit.op("sin", angle))
+    """pi / tan(pi x) of float64: NaN at whole numbers below 0, infinite at 0 with its sign."""
+    rest = emit.op("subtract", x, emit.op("round", x))
     pole = emit.op("logical_and", emit.op("less", x, 0.0), emit.op("equal", rest, 0.0))
+    rest = emit.op("where", emit.op("equal", x, 0.0), x, rest)
+    square = emit.op("multiply", rest, rest)
+    below = emit.op("multiply", rest, emit.op("subtract", 1.0, square))
+    found = emit.op("divide", polynomial(emit, square, _COTANGENT), below)
     return emit.op("where", pole, math.nan, found)
 
 
