@@ -147,6 +147,11 @@ def _squeezed_parts(x: torch.Tensor) -> list[torch.Tensor]:
     return [x[1:].squeeze(0), x[::3].squeeze(), x.expand(2, -1, -1).flatten(0, 1).squeeze(0)]
 
 
+def _chunks(x: torch.Tensor) -> list[torch.Tensor]:
+    """Of a size of 1 the last part is the first."""
+    return [x.chunk(2)[-1], *x.split(3)]
+
+
 def _rows(x: torch.Tensor) -> list[torch.Tensor]:
     return [row * 2 for row in x] if x.shape[0] < 4 else [x.sum(0)]
 
@@ -175,7 +180,7 @@ class _OfObjects(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "function", [_squeezed, _squeezed_parts, _rows, _of_other_kinds, _of_like_names, _OfObjects().eval()]
+    "function", [_squeezed, _squeezed_parts, _chunks, _rows, _of_other_kinds, _of_like_names, _OfObjects().eval()]
 )
 def test_results_that_differ_in_kind_are_those_of_the_way(function: Any) -> None:
     module = function if isinstance(function, nn.Module) else None

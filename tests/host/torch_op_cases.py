@@ -65,10 +65,7 @@ X = floats(3, 4)
 Y = floats(4)
 
 # Elementwise
-add(
-    "exp sin cos tanh erf sigmoid floor ceil round abs neg sign sgn expm1 tan sinh cosh asinh trunc frac erfc exp2",
-    X,
-)
+add("exp sin cos tanh erf sigmoid floor ceil round abs neg sign sgn expm1 tan sinh cosh asinh trunc frac erfc exp2", X)
 add("sigmoid exp log1p sqrt", ints(5, 3))
 add("log sqrt rsqrt reciprocal log2 log10 log1p square _neg_view _neg_view_copy", positive(3, 4))
 add("acosh", lambda: torch.rand(5, dtype=torch.float64) + 1.5)
@@ -418,6 +415,8 @@ add("slice_scatter", floats(8, 3), floats(8, 3))
 add("select_scatter", CUBE, floats(2, 4), 1, -1)
 add("scatter.src", CUBE, 1, lambda: torch.tensor([[[0, 2]], [[1, 1]]]), floats(2, 3, 4))
 add("scatter.value", CUBE, 2, lambda: torch.tensor([[[0, 2]], [[1, 1]]]), 3.5)
+add("scatter.value", lone, 0, lambda: torch.tensor([0]), 3.5)
+add("scatter.value", CUBE, 0, ints(1, 0, 3), 3.5)
 add("one_hot", ints(5, 2, 3), 5)
 
 # Creation

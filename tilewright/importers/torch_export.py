@@ -473,7 +473,7 @@ def _decomposed(
         with torch.no_grad(), whole_layers(), without_places(), operators_listed_once(), quiet[0], quiet[1]:
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             # A question must not leave a size the example's; a program for all sizes only asserts what it needs.
-            with deciding(asserted=all(each.only_one for each in assumed)) as more:
+            with deciding(asserted=all(each.only_one for each in assumed), ones=False) as more:
                 program = program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files
         raise ImportModelError(

@@ -218,7 +218,8 @@ def _export_in_ranges(
     except Exception as error:
         if depends_on_data(error):  # of which an export that was stopped knows nothing
             raise
-    if program is not None and not conditions:
+    if program is not None and all(each.only_one for each in conditions):
+        assumed.extend(conditions)
         return program
     # What is lost is found by the end only, if there is any.
     may_stop = program is not None and not any(of_floats(each.condition) for each in conditions)

@@ -54,11 +54,13 @@ _OF_MODULES = ("torch/nn/", "torch/functional.py")  # PyTorch's code that branch
 
 
 @contextmanager
-def deciding(asserted: bool = False) -> Iterator[list[Assumption]]:
+def deciding(asserted: bool = False, ones: bool = True) -> Iterator[list[Assumption]]:
     """For the time of an export: what is the same for all sizes in their ranges is no condition.
 
     Where the answer differs it is the example's; yields a list that takes up these conditions, with who asked.
     `asserted`: only what the program asserts, as for one that is decomposed and asks nothing else of sizes.
+    `ones`: numbers that operators ask for, such as that of the parts of a dimension, and that a size of 1 changes are
+    conditions on sizes of 1.
     """
     known: dict[Any, Any] = {}  # what was found, by shape environment, expression and whether the user's code asks
     found: list[Assumption] = []
@@ -73,7 +75,7 @@ def deciding(asserted: bool = False) -> Iterator[list[Assumption]]:
         key = (id(self), expression, by_user, left_out)
         if key not in known:
             answers = _Answers.of(self, expression, found)
-            known[key] = None if answers is None else _decide(answers, by_user, [] if left_out else found)
+            known[key] = None if answers is None else _decide(answers, by_user, [] if left_out else found, ones)
         return evaluate(self, expression, *rest, **named) if known[key] is None else known[key]
 
     with (
@@ -287,12 +289,14 @@ def _among(grid: dict[Any, np.ndarray], assumed: Sequence[Assumption]) -> dict[A
     return grid
 
 
-def _decide(answers: _Answers, by_user: bool, found: list[Assumption]) -> Any:
+def _decide(answers: _Answers, by_user: bool, found: list[Assumption], ones: bool) -> Any:
     """The answer that an export is given; `by_user`: to code that branches on it."""
     if (answers.equal and answers.whole) or _is_of_equal_names():
         return _as_sympy(answers.example)
     regular = None if by_user else answers.regular_answer
     if regular is not None:
+        if ones and not isinstance(answers.example, bool) and answers.example == regular and answers.differ_at_one:
+            _take_up(found, answers, only_one=True)
         return _as_sympy(regular)
     _take_up(found, answers)
     return _as_sympy(answers.example)

@@ -403,6 +403,8 @@ def put(call: TorchCall, x: Value, index: Value, source: Value, accumulate: bool
 def _scattered(call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduction: str) -> Value:
     """The updates are the leading part of `source` in the shape of `index`."""
     source = call.cast(source, x.dtype)
+    if 0 in index.shape:  # of any number of dimensions
+        return x
     if not x.rank:
         line = call.reshape(x, (1,))
         merged = scatter_slices(call, line, call.reshape(index, (1,)), call.reshape(source, (1,)), 0, reduction)
@@ -452,6 +454,8 @@ def scatter_reduce(
     call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
 ) -> Value:
     axis = dim % max(x.rank, 1)
+    if 0 in index.shape:
+        return x
     line = _line_of(call, index, axis) if x.rank else None
     if line is not None and _without(index.shape, axis) == _without(x.shape, axis):
         for place, extent in enumerate(index.shape):
@@ -534,8 +538,7 @@ def scatter_value_with(call: TorchCall, x: Value, dim: int, index: Value, value:
 
 @rule("scatter.value")
 def scatter_value(call: TorchCall, x: Value, dim: int, index: Value, value: Scalar) -> Value:
-    updates = call.broadcast(call.value(value, x.dtype), index.shape)
-    return scatter_elements(call, x, index, updates, dim % x.rank) if x.rank else updates
+    return scatter_value_with(call, x, dim, index, value, "none")
 
 
 @rule("one_hot.default")
