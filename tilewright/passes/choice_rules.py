@@ -188,7 +188,7 @@ def _bounded(build: RuleRewriter, x: SSAValue, least: float, most: float) -> SSA
 
 @on("subtract")
 def bounded_less_zero_point(operation: Operation, build: RuleRewriter) -> SSAValue | None:
-    """min(max(x + z, a), b) + 0 - z = min(max(x, a - z), b - z) + 0, of float32 without fractions and small constants."""
+    """min(max(x + z, a), b) + 0 - z = min(max(x, a - z), b - z) + 0 for float32 without fractions, small constants."""
     shifted, point = operation.operands
     sum_with_zero = defined_by(shifted, "add")
     least = None if sum_with_zero is None else defined_by(sum_with_zero.operands[0], "minimum")
