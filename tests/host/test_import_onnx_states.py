@@ -23,9 +23,9 @@ def model(operation: str, inputs: Arrays, outputs: int = 1, **attributes: Any) -
     return model_of(operation, named, [f"y{place}" for place in range(outputs)], domain="com.microsoft", **attributes)
 
 
-def own(operation: str, *inputs: np.ndarray | None, outputs: int = 1, **attributes: Any) -> None:
+def own(operation: str, *inputs: np.ndarray | None, outputs: int = 1, rtol: float = 1e-4, **attributes: Any) -> None:
     made, feeds = model(operation, inputs, outputs, **attributes)
-    check(made, feeds)
+    check(made, feeds, rtol)
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
