@@ -12,7 +12,7 @@ from tools.fuzz.onnx_steps import Drawer, data
 from tools.fuzz.targets.onnx_types import Piece
 
 SAME = ("Abs", "Neg", "Identity")  # of all types but unsigned ones and truth values
-OF_FLOATS = ("Relu", "Tanh", "Sigmoid", "Softsign", "Floor", *SAME)
+OF_FLOATS = ("Relu", "Tanh", "Sigmoid", "Softsign", *SAME)
 PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
 
 
