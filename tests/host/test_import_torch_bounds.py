@@ -276,3 +276,26 @@ def test_a_range_whose_condition_pytorch_cannot_word() -> None:
     for count in (1, 4, 9):
         x = torch.randn(count)
         torch.testing.assert_close(engine(x), squares(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_lines_of_any_number_of_steps(dtype: torch.dtype) -> None:
+    def line(x: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(-1.5, 3, x.shape[0], dtype=dtype) * x + torch.linspace(0, 1, 5).sum()
+
+    engine = tilewright.compile(line, (torch.ones(4),), {"x": {0: ("n", 1, 500)}}, effort=0)
+    for count in (1, 2, 3, 4, 7, 500):
+        x = torch.ones(count)
+        torch.testing.assert_close(engine(x), line(x))
+
+
+def test_largest_elements_in_windows_of_any_length() -> None:
+    pool = nn.functional.max_pool1d
+
+    def pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return pool(x, 2), pool(x[0], 3, 1, 1), pool(x, 2, 2, 1, ceil_mode=True), pool(x, 2, 1, 0, 2)
+
+    engine = tilewright.compile(pooled, (torch.randn(2, 3, 8),), {"x": {0: ("b", 1, 64), 2: ("n", 4, 99)}}, effort=0)
+    for batch, length in ((1, 4), (2, 9), (64, 99)):
+        x = torch.randn(batch, 3, length)
+        _check(engine, pooled, x)

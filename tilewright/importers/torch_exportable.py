@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -28,8 +28,8 @@ from tilewright.importers.torch_writes import written
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
     masks as they are, lengths of tensors as sizes, covariances without a check of their data, reads and writes at
-    places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any number, losses that it
-    cannot trace or takes apart into others, and comparisons of tensors as a whole.
+    places that numbers in tensors choose, norms of matrices, lines and pools of dynamic sizes, boxes of any number,
+    losses that it cannot trace or takes apart into others, and comparisons of tensors as a whole.
 
     Raises `ImportModelError` for quantized modules of other kinds, and for writes that a `torch.narrow` would lose.
     """
@@ -44,6 +44,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", written))
         # Those in C++ fix dynamic sizes.
         stack.enter_context(mock.patch.object(torch, "div", _quotient))
+        stack.enter_context(mock.patch.object(torch, "linspace", _line))
+        stack.enter_context(mock.patch.object(torch, "max_pool1d", _largest_in_windows))
         stack.enter_context(mock.patch.object(torch.linalg, "matrix_norm", _matrix_norm))
         stack.enter_context(mock.patch.object(torch.linalg, "norm", _norm))
         stack.enter_context(mock.patch.object(torch.linalg, "lstsq", _least_squares))
@@ -194,6 +196,43 @@ def _quotient(input: Any, other: Any, **options: Any) -> Any:
     if not whole or mode not in ("floor", "trunc") or len(options) > 1:
         return _div(input, other, **options)
     return input // other  # sizes are never negative
+
+
+_linspace: Any = torch.linspace
+
+
+def _line(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
+    """`torch.linspace`, of floats for any number of steps: counted from the nearer end, as PyTorch does."""
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    arange: Any = torch.arange
+    if not isinstance(steps, torch.SymInt) or isinstance(start, torch.Tensor) or isinstance(end, torch.Tensor):
+        return cast(torch.Tensor, _linspace(start, end, steps, **options))
+    if not dtype.is_floating_point or "out" in options:
+        return cast(torch.Tensor, _linspace(start, end, steps, **options))
+    place = arange(steps, device=options.get("device"))
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    from_end = end - (steps - 1 - place).to(dtype) * step
+    return torch.where(place < torch.sym_max(steps // 2, 1), start + place.to(dtype) * step, from_end)
+
+
+_max_pool1d = torch.max_pool1d
+
+
+def _largest_in_windows(
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """`torch.max_pool1d`; of dynamic sizes as of images of one row."""
+    if all(isinstance(size, int) for size in input.shape):
+        return _max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode)
+    given = (kernel_size, stride, padding, dilation)
+    taps, step, pad, reach = ([item] if isinstance(item, int) else [*item] for item in given)
+    image = input.unsqueeze(-2)
+    return torch.max_pool2d(image, [1, *taps], [1, *(step or taps)], [0, *pad], [1, *reach], ceil_mode).squeeze(-2)
 
 
 _norms = torch.linalg.matrix_norm, torch.linalg.norm
