@@ -34,7 +34,8 @@ def test_operations_move_and_limit_intervals() -> None:
         "both limits": (b.op("minimum", [b.op("maximum", [x, 0]), b.number(6, int32)]), (0, 6)),
         "remainders": (b.op("remainder", [x, b.number(5, int32)]), (0, 4)),
         "truth": (b.op("cast", [b.op("less", [x, 3])], dtype=int32), (0, 1)),
-        "beyond the type": (b.op("multiply", [two, two]), whole),
+        "products": (b.op("multiply", [two, b.number(-5, int32)]), (-45, -20)),
+        "beyond the type": (b.op("multiply", [x, two]), whole),
         "wraps": (b.op("add", [b.op("cast", [two], dtype=uint8), b.op("where", [b.op("less", [x, 3]), b.number(
             250, uint8), b.number(1, uint8)])]), (0, 255)),
         "small": (small, (0, 255)),
