@@ -131,6 +131,16 @@ def test_run_compares_with_other_runtimes(engine: Path, tmp_path: Path) -> None:
     assert np.load(tmp_path / "scores.npy").shape == (5, 10)
 
 
+def test_a_model_that_the_engine_was_not_built_from(engine: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.onnx"
+    onnx.save(onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        other (float[1, 2] image) => (float[1, 2] row) { row = Neg (image) }'''), other)  # fmt: skip
+    for command in (("run", "--compare"), ("bench", "--vs")):
+        finished = tilewright(command[0], str(engine), command[1], "onnxruntime", "--model", str(other))
+        assert finished.returncode == 1 and "Traceback" not in finished.stderr
+        assert "is not the model that the engine was built from: it takes image" in " ".join(finished.stderr.split())
+
+
 def test_sizes_that_nobody_asked_for_are_some_that_the_model_takes() -> None:
     builder = GraphBuilder("sizes")
     batch, length = builder.symbol("batch", 1, 64), builder.symbol("length", 1, 512)

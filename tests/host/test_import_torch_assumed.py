@@ -462,6 +462,7 @@ def _by_a_comparison(x: torch.Tensor) -> torch.Tensor:
     return x.new_ones(3) * float(x.shape[0] > 2)
 
 
+@takes_truths
 def test_comparisons_of_tensors_as_a_whole() -> None:
     """A branch on one is the example's; so is a truth value as a float, which has a way for each size."""
     positive, mixed = torch.tensor([1.0, 2, 3]), torch.tensor([1.0, -2, 3])

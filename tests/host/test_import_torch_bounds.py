@@ -299,3 +299,18 @@ def test_largest_elements_in_windows_of_any_length() -> None:
     for batch, length in ((1, 4), (2, 9), (64, 99)):
         x = torch.randn(batch, 3, length)
         _check(engine, pooled, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / math.sqrt(x.shape[0]),
+        lambda x: x.sum(0) / float(x.shape[0]),
+        lambda x: x * float(x.shape[0]) ** 0.5 + torch.tensor(float(x.shape[0])),
+    ],
+)
+def test_sizes_as_floats(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """They are no conditions on the size."""
+    engine = tilewright.compile(function, (torch.randn(3, 4),), {"x": {0: ("n", 1, 300)}}, effort=0)
+    for size in (1, 2, 3, 77):
+        _check(engine, function, torch.randn(size, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,13 @@ def test_a_squeeze_without_axes_drops_a_size_that_a_run_finds(name: str, rng: np
         for found, wanted in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True):
             assert found.shape == wanted.shape
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_types_of_outputs_that_the_file_does_not_tell(tmp_path: Path) -> None:
+    """They follow from the operations, though the number of dimensions is unknown."""
+    nodes = [helper.make_node("ArgMax", ["x"], ["places"], axis=0), helper.make_node("Shape", ["x"], ["sizes"])]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "types", [x], [onnx.ValueInfoProto(name=name) for name in ("places", "sizes")])
+    path = tmp_path / "types.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert [entry.type for entry in tw.InferenceSession(str(path)).get_outputs()] == ["tensor(int64)", "tensor(int64)"]

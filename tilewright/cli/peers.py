@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.cli.placement import torch_tensor, torch_with_gpu
-from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.errors import ImportModelError, InputError, MissingDependencyError
 from tilewright.settings import settings
 from tilewright.targets.llvm.cache import ObjectCache
 
@@ -155,6 +155,11 @@ def _onnxruntime(path: Path, threads: int, contents: bytes | None = None, exact:
             )
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not wanted <= inputs.keys():
+            raise InputError(
+                f"{path.name} is not the model that the engine was built from: it takes {', '.join(sorted(wanted))}, "
+                f"and the engine {', '.join(inputs)}"
+            )
         return dict(zip(names, session.run(names, {k: v for k, v in inputs.items() if k in wanted}), strict=True))
 
     return run

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -232,9 +233,18 @@ def _export_in_ranges(
                 return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
         if not lost and assertions_hold(other):
             return other
-    if program is not None:
-        assumed[:] = conditions
+    if program is None:
+        return None
+    if whole and any(_fixes_a_size(each.condition) for each in conditions):
+        with suppress(Exception):
+            return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
+    assumed[:] = conditions
     return program
+
+
+def _fixes_a_size(condition: Any) -> bool:
+    """Whether a condition holds for one size: where Python runs the code, `math.sqrt(n)` is the example's number."""
+    return isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
 
 
 def narrowed_ranges(

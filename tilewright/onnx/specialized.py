@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import onnx.shape_inference
 from onnx import ModelProto, NodeProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from tilewright.api import compile as compile_model
@@ -623,7 +625,17 @@ def _specs(
         if given and entry.type.HasField("tensor_type") and not entry.type.tensor_type.HasField("shape"):
             shape = tuple(symbol_name(f"{entry.name}_{axis}") for axis in sorted(given))
             inputs[place] = replace(inputs[place], shape=shape)  # type: ignore[arg-type]
-    return inputs, list(map(_spec, model.graph.output))
+    return inputs, list(map(_spec, _typed_outputs(model)))
+
+
+def _typed_outputs(model: ModelProto) -> Sequence[ValueInfoProto]:
+    """The outputs with the types that follow from the operations where the file gives none."""
+    outputs = model.graph.output
+    if all(list_type(entry.type) is not None for entry in outputs):
+        return outputs
+    with suppress(Exception):  # of models that only this importer takes
+        return onnx.shape_inference.infer_shapes(model, data_prop=False).graph.output
+    return outputs
 
 
 def _spec(entry: ValueInfoProto) -> TensorSpec:
