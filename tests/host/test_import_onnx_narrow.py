@@ -58,6 +58,19 @@ def test_every_code_and_its_neighbours(kind: int, rng: np.random.Generator) -> N
     np.testing.assert_array_equal(results["z"], wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("source", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2])
+def test_floats_are_rounded_and_wrap(kind: int, source: type, rng: np.random.Generator) -> None:
+    numbers = [0.5, 1.5, 2.5, -0.5, -2.5, -2.7, 7.9, 0.49999997, -8.6, 300, 8388609, 2**31, -(2**31), 1e30]
+    with np.errstate(over="ignore"):
+        x = np.array([*numbers, *rng.uniform(-40, 40, 200), np.nan, np.inf, -np.inf]).astype(source)
+    model = cast_model(kind, x.size)
+    model.ir_version = 10
+    model.graph.input[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(x.dtype)
+    del model.graph.output[0]  # NumPy has no such types in ONNX Runtime
+    check(model, {"x": x})
+
+
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E8M0])
 def test_engine_takes_and_gives_narrow_types(kind: int) -> None:
     numbers = np.array([0.5, 1, 2, 4], np.float32) if kind != TensorProto.INT4 else np.array([-8, -1, 0, 7], np.float32)

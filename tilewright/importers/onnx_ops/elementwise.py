@@ -208,17 +208,30 @@ def cast_like(call: OnnxCall) -> Value:
 
 
 def _saturating_cast(call: OnnxCall, dtype: DType) -> Value:
-    """To 8-bit floats, numbers out of range become the largest unless `saturate` is off."""
+    """To 8-bit floats, numbers out of range become the largest unless `saturate` is off.
+
+    To integers below a byte, floats are rounded and wrap around, as ONNX Runtime has it.
+    """
     x, saturate = call[0], call.attribute("saturate", 1)
     rounding = call.choice("round_mode", "up", "down", "nearest")
     if dtype == float8e8 and x.dtype != dtype:
         return narrow.encode(call, call.cast(x, float32), dtype, rounding)
     if dtype in NARROW:
-        return call.cast(x, dtype)
+        return call.cast(_rounded(call, x) if dtype.is_integer and x.dtype.is_float else x, dtype)
     if dtype.is_float and dtype.bits == 8 and saturate and x.dtype.is_float and x.dtype != dtype:
         largest = float(ml_dtypes.finfo(dtype.numpy).max)
         x = call.op("clip", x, low=-largest, high=largest)
     return call.cast(x, dtype)
+
+
+def _rounded(call: OnnxCall, x: Value) -> Value:
+    """The nearest whole numbers, halves away from zero."""
+    x = call.wide(x)
+    size = call.op("absolute", x)
+    whole = call.op("floor", size)
+    above = call.op("greater_equal", call.op("subtract", size, whole), 0.5)
+    near = call.op("add", whole, call.cast(above, x.dtype))
+    return call.op("where", call.op("less", x, 0.0), call.op("negate", near), near)
 
 
 @rule("BitCast")
