@@ -151,7 +151,7 @@ def test_running_sums_of_nothing_touch_nothing(kernel: str, reverse: bool) -> No
     slots = {"PROLOGUE": _element, "EPILOGUE": _as_it_is, "PARTS": 1, "LANES": 1, "INITIAL": 0.0, "BLOCK": 8}
     with settings.scope(interpret=True):
         if kernel == "cpu":
-            cumulative[(2, 1)](nothing, out, 0, 5, BLOCK=8, **combine)
+            cumulative[(2, 1)](nothing, out, 0, 5, BLOCK=8, MASK=True, **combine)
         elif "columns" in kernel:
             constants = {"BLOCK_R": 4, "ONE_BLOCK": kernel != "columns", **combine, **slots}
             simt_kernel.cumulative_columns[(1,)](out, out, 0, 5, 8, nothing, **constants)

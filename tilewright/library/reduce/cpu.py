@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.dtypes import DType, float32, float64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
-from tilewright.graph.neutral import RUNNING_KINDS, neutral_element
+from tilewright.graph.neutral import neutral_element
 from tilewright.library.binding import divides, launch
 from tilewright.library.candidate import Candidate, KernelCall
 from tilewright.library.cpu_work import COLUMN_CHUNK, rows_per_program
-from tilewright.library.generated.expressions import language_type
+from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.reduce.kernel import (
     arg_extreme,
     cumulative_columns,
-    cumulative_parts,
     reduce_columns,
     reduce_rows,
+    running_log_columns,
+    running_log_rows,
 )
 from tilewright.library.reduce.problem import (
     CUMULATIVE,
     REDUCTIONS,
     Deal,
-    accumulator_type,
     reduction_of,
     row_candidate,
 )
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-_COSTLY_STEPS = ("cumlogsumexp",)  # running operations whose step takes far longer than to read an element twice
 _LANES_OF_A_ROW = 16
 
 
@@ -89,6 +89,13 @@ def arg_extreme_call(group: Group) -> KernelCall:
     return launch(arg_extreme, {"x": source, "out": anchor.output}, sizes, constants, grid)
 
 
+def _running_type(op: str, dtype: DType) -> DType:
+    """The type that carries the result along a row or column: sums and products of float32 in float64, so that errors
+    do not add up with the length."""
+    dtype = compute_type(dtype)
+    return float64 if op in ("cumsum", "cumprod") and dtype == float32 else dtype
+
+
 def cumulative_call(group: Group) -> KernelCall:
     """A running sum or its kin."""
     anchor = group.anchor
@@ -96,17 +103,21 @@ def cumulative_call(group: Group) -> KernelCall:
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
     _only_anchor(group)
     length, inner, outer = source.shape[axis], product(source.shape[axis + 1 :]), product(source.shape[:axis])
-    dtype = accumulator_type(anchor.op, source.dtype, length)
     constants: dict[str, Any] = {
-        "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op], "REVERSE": anchor.attributes["reverse"],
+        "TYPE": language_type(_running_type(anchor.op, source.dtype)), "REVERSE": anchor.attributes["reverse"],
     }  # fmt: skip
-    if inner == 1 and anchor.op in _COSTLY_STEPS:
-        constants |= {"LANES": _LANES_OF_A_ROW, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype)}
-        tensors = {"x": source, "out": anchor.output}
-        return launch(cumulative_parts, tensors, {"length": length}, constants, (outer, 1, 1))
-    constants["BLOCK"] = block = min(inner, COLUMN_CHUNK) if isinstance(inner, int) else COLUMN_CHUNK
-    sizes, grid = {"length": length, "inner": inner}, (outer, ceil_divide(inner, block), 1)
-    return launch(cumulative_columns, {"x": source, "out": anchor.output}, sizes, constants, grid)
+    tensors, is_log = {"x": source, "out": anchor.output}, anchor.op == "cumlogsumexp"
+    if inner == 1 and is_log:
+        return launch(
+            running_log_rows, tensors, {"length": length}, {**constants, "LANES": _LANES_OF_A_ROW}, (outer, 1, 1)
+        )
+    block = min(inner, COLUMN_CHUNK) if isinstance(inner, int) else COLUMN_CHUNK
+    constants |= {"BLOCK": block, "MASK": not divides(block, inner)}
+    if not is_log:
+        constants["COMBINE"] = CUMULATIVE[anchor.op]
+    kernel = running_log_columns if is_log else cumulative_columns
+    grid = (outer, ceil_divide(inner, block), 1)
+    return launch(kernel, tensors, {"length": length, "inner": inner}, constants, grid)
 
 
 def _only_anchor(group: Group) -> None:

@@ -186,22 +186,31 @@ def arg_extreme(x, out, reduced, outer_stride, reduced_stride, inner, LARGEST: t
 
 
 @tilewright.jit
-def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr,
-                       REVERSE: tl.constexpr):  # fmt: skip
+def first_step(length, inner, REVERSE: tl.constexpr):
+    """Where the elements of a running operation begin in [length, inner], and the way from each to the next."""
+    first = tl.program_id(0).to(tl.int64) * length * inner
+    stride = inner
+    if REVERSE:
+        first += (length - 1).to(tl.int64) * inner
+        stride = -inner
+    return first, stride
+
+
+@tilewright.jit
+def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, MASK: tl.constexpr, TYPE: tl.constexpr,
+                       COMBINE: tl.constexpr, REVERSE: tl.constexpr):  # fmt: skip
     """out[outer, i, inner] = x[outer, 0, inner], .. x[outer, i, inner] combined, with `REVERSE` the elements from i to
     the last one.  Grid: (outer, column blocks).
 
     A sequential pass along the combined dimension, vectorised over the inner one.
     """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = (column < inner) & (length > 0)
-    first = tl.program_id(0).to(tl.int64) * length * inner + column
-    stride = inner
-    if REVERSE:
-        first += (length - 1).to(tl.int64) * inner
-        stride = -inner
-    total = tl.load(x + first, mask=mask).to(TYPE)
-    tl.store(out + first, total, mask=mask)
+    mask = within(column, inner, MASK)
+    first, stride = first_step(length, inner, REVERSE)
+    first += column
+    exists = and_masks(length > 0, mask)
+    total = tl.load(x + first, mask=exists).to(TYPE)
+    tl.store(out + first, total, mask=exists)
     for step in range(1, length):
         offsets = first + step.to(tl.int64) * stride
         total = COMBINE(total, tl.load(x + offsets, mask=mask).to(TYPE))
@@ -209,27 +218,88 @@ def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.cons
 
 
 @tilewright.jit
-def cumulative_parts(x, out, length, LANES: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr,
-                     INITIAL: tl.constexpr, REVERSE: tl.constexpr):  # fmt: skip
-    """`cumulative_columns` of rows.  Grid: (rows,).
+def longer_sum(level, scaled, rest, x):
+    """The sum of exponentials e^level * (scaled + rest) with e^x added to it, in the same form.
 
-    The lanes of a vector walk through parts of the row, twice: for the parts' totals, and with what comes before each.
+    `level` is an element that no later one exceeds by more than 1, so that `scaled` is 0 or from 1 to a few times the
+    count, and is rarely scaled down: then by enough that errors of the factor fade.  `rest`: what rounding it took.
+    """
+    above = x > level + 1
+    distance = tl.where(above, level - x, x - level)
+    power = tl.exp(tl.where(x == level, 0.0, distance))  # infinite ones may be equal
+    before = tl.where(above, scaled * power, scaled)
+    term = tl.where(above, 1.0, power)
+    after = before + term
+    grown = after - before
+    lost = (before - (after - grown)) + (term - grown)
+    return tl.where(above, x, level), after, tl.where(above, rest * power, rest) + lost
+
+
+@tilewright.jit
+def joined_sums(level, scaled, other_level, other_scaled):
+    """The sum of two sums of exponentials, without rests."""
+    largest = maximum_of(level, other_level)
+    power = tl.exp(tl.where(level == largest, 0.0, level - largest))
+    other_power = tl.exp(tl.where(other_level == largest, 0.0, other_level - largest))
+    return largest, scaled * power.to(tl.float64) + other_scaled * other_power.to(tl.float64)
+
+
+@tilewright.jit
+def sums_before(lane, level, scaled, rest):
+    """The sums of exponentials of all lanes in front of each."""
+    level, wide = tl.associative_scan((level, scaled.to(tl.float64) + rest.to(tl.float64)), 0, joined_sums)
+    source = tl.maximum(lane - 1, 0)
+    level = tl.where(lane == 0, -largest_finite(level.dtype), tl.gather(level, source, 0)).to(level.dtype)
+    wide = tl.where(lane == 0, 0.0, tl.gather(wide, source, 0))
+    scaled = wide.to(level.dtype)
+    return level, scaled, (wide - scaled.to(tl.float64)).to(level.dtype)
+
+
+@tilewright.jit
+def log_of_sum(level, scaled, rest):
+    """The logarithm of a sum of exponentials."""
+    near = scaled + rest
+    return level + (tl.log(near) + tl.where(near < 2, rest - (near - scaled), 0.0))  # matters where that is small
+
+
+@tilewright.jit
+def running_log_columns(x, out, length, inner, BLOCK: tl.constexpr, MASK: tl.constexpr, TYPE: tl.constexpr,
+                        REVERSE: tl.constexpr):  # fmt: skip
+    """The same where elements are combined as log(e^a + e^b)."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = within(column, inner, MASK)
+    first, stride = first_step(length, inner, REVERSE)
+    first += column
+    level = tl.full((BLOCK,), -largest_finite(TYPE), TYPE)
+    scaled = tl.full((BLOCK,), 0, TYPE)
+    rest = scaled
+    for step in range(0, length):
+        offsets = first + step.to(tl.int64) * stride
+        level, scaled, rest = longer_sum(level, scaled, rest, tl.load(x + offsets, mask=mask).to(TYPE))
+        tl.store(out + offsets, log_of_sum(level, scaled, rest), mask=mask)
+
+
+@tilewright.jit
+def running_log_rows(x, out, length, LANES: tl.constexpr, TYPE: tl.constexpr, REVERSE: tl.constexpr):
+    """`running_log_columns` of rows.  Grid: (rows,).
+
+    The lanes of a vector walk through parts of the row, twice: for the parts' sums, and with what comes before each.
     """
     lane = tl.arange(0, LANES)
     part = tl.cdiv(length, LANES)
     begin = lane.to(tl.int64) * part
     count = tl.minimum(length - begin, part)
-    first = tl.program_id(0).to(tl.int64) * length + begin
-    stride = 1
-    if REVERSE:
-        first += length - 1 - 2 * begin
-        stride = -1
-    total = tl.full((LANES,), INITIAL, TYPE)
+    first, stride = first_step(length, 1, REVERSE)
+    first += begin * stride
+    level = tl.full((LANES,), -largest_finite(TYPE), TYPE)
+    scaled = tl.full((LANES,), 0, TYPE)
+    rest = scaled
     for step in range(0, part):
-        total = COMBINE(total, tl.load(x + first + step * stride, mask=step < count, other=INITIAL).to(TYPE))
-    before = tl.gather(tl.associative_scan(total, 0, COMBINE), tl.maximum(lane - 1, 0), 0)
-    total = tl.where(lane == 0, tl.full((LANES,), INITIAL, TYPE), before)
+        value = tl.load(x + first + step * stride, mask=step < count, other=float("-inf")).to(TYPE)
+        level, scaled, rest = longer_sum(level, scaled, rest, value)
+    level, scaled, rest = sums_before(lane, level, scaled, rest)
     for step in range(0, part):
         inside = step < count
-        total = COMBINE(total, tl.load(x + first + step * stride, mask=inside, other=INITIAL).to(TYPE))
-        tl.store(out + first + step * stride, total, mask=inside)
+        value = tl.load(x + first + step * stride, mask=inside, other=float("-inf")).to(TYPE)
+        level, scaled, rest = longer_sum(level, scaled, rest, value)
+        tl.store(out + first + step * stride, log_of_sum(level, scaled, rest), mask=inside)
