@@ -15,6 +15,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
 from tilewright.importers import images
 from tilewright.importers.emitter import Emitter
+from tilewright.symbolic import floor_divide, lift, maximum
 from tilewright.targets.registry import get_target, graph_passes
 
 
@@ -87,6 +88,35 @@ def test_products_with_few_or_many_numbers_stay(rng: np.random.Generator) -> Non
         b.output(b.op("matmul", [given, b.constant(factor.astype(np.float32))]))
     ops = [node.op for node in optimize(b.finish(), graph_passes([get_target("cuda:sm_90a")])).nodes]
     assert ops.count("matmul") == 3
+
+
+@pytest.mark.parametrize("shape", [(16, 10), (10, 16), (4, 3)])
+def test_ones_on_the_diagonal_of_a_matrix_that_is_not_square(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    b = GraphBuilder("diagonal")
+    x = b.input("x", float32, (5, shape[0]))
+    b.output(b.op("matmul", [x, b.constant(np.eye(*shape, dtype=np.float32))]), "y")
+    graph = b.finish()
+    inputs = {"x": rng.standard_normal((5, shape[0])).astype(np.float32)}
+    after = optimize(graph, graph_passes([get_target("cuda:sm_90a")]))
+    np.testing.assert_allclose(run(after, inputs)["y"], run(graph, inputs)["y"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("least", [0, 1, 2, 5])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_frames_of_dynamic_sizes(least: int, step: int, rng: np.random.Generator) -> None:
+    """Few neighbours are elementwise where no size is shorter than a frame."""
+    b = GraphBuilder("frames")
+    size = b.symbol("size", least, 50)
+    x = b.input("x", float32, (4, size))
+    count = maximum(floor_divide(lift(size) - 3, step) + 1, 0)
+    frames = b.op("frames", [x], axis=1, length=3, step=step, count=count)
+    b.output(b.op("reduce_sum", [frames], axes=(2,), keepdims=False), "y")
+    graph = b.finish()
+    after = optimize(graph, graph_passes([get_target("cuda:sm_90a")]))
+    assert ("frames" in [node.op for node in after.nodes]) == (least < 3)
+    for extent in (5, 20):
+        inputs = {"x": rng.standard_normal((4, extent)).astype(np.float32)}
+        np.testing.assert_allclose(run(after, inputs)["y"], run(graph, inputs)["y"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("keepdims", [False, True])

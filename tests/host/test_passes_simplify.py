@@ -87,6 +87,9 @@ IDENTITIES = [
     ("f32", "%w = cast %x {dtype = u8} : u8\n%r = cast %w {dtype = f32} : f32", "cast"),
     ("f32", "%n = round %x : f32\n%z = constant 3.0 : f32\n%m = add %n, %z : f32\n%w = cast %m {dtype = u8} : u8\n"
      "%v = cast %w {dtype = f32} : f32\n%r = subtract %v, %z : f32", "add"),
+    ("f32", "%n = round %x : f32\n%z = constant 0.25 : f32\n%o = constant 0.0 : f32\n%h = constant 9.0 : f32\n"
+     "%m = add %n, %z : f32\n%l = maximum %m, %o : f32\n%u = minimum %l, %h : f32\n%v = add %u, %o : f32\n"
+     "%r = subtract %v, %z : f32", "subtract"),
     ("f32", "%w = bitcast %x {element = i32} : i32\n%r = bitcast %w {element = f32} : f32", "%x"),
     ("i1", "%n = not %x : i1\n%m = not %n : i1\n%r = not %m : i1", "not"),
     ("i32", '%c = compare %x, %x {predicate = "le"} : i1\n%z = constant 3 : i32\n%r = select %c, %x, %z : i32', "%x"),

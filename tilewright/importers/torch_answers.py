@@ -28,7 +28,7 @@ def answers_in_operators() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
         stack.enter_context(mock.patch.object(torch, "combinations", _combined))
-        stack.enter_context(mock.patch.object(torch.Tensor, "data", property(_detached, _data.__set__), create=True))
+        stack.enter_context(mock.patch.object(torch.Tensor, "data", property(_detached, _assigned), create=True))
         stack.enter_context(mock.patch.object(torch.SymBool, "__float__", _as_float, create=True))
         yield
 
@@ -46,7 +46,7 @@ def _equal(input: torch.Tensor, other: torch.Tensor) -> Any:
 def _combined(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
     """`torch.combinations`, whose sizes PyTorch counts in a mask."""
     count = input.numel()
-    if not isinstance(count, int) or math.comb(count + r, r) > _MOST_COMBINATIONS:
+    if input.dim() != 1 or r < 1 or not isinstance(count, int) or math.comb(count + r, r) > _MOST_COMBINATIONS:
         return _combinations(input, r, with_replacement)
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     places = torch.tensor(list(choose(range(count), r)), dtype=torch.int64, device=input.device)
@@ -58,6 +58,13 @@ def _detached(self: torch.Tensor) -> torch.Tensor:
     plain = type(self) in (torch.Tensor, torch.nn.Parameter)
     found: torch.Tensor = _data.__get__(self) if plain else self.detach()
     return found
+
+
+def _assigned(self: torch.Tensor, value: torch.Tensor) -> None:
+    """What sets `data`, which no export follows where that is a tensor of the model's call."""
+    if type(self) not in (torch.Tensor, torch.nn.Parameter):
+        raise NotImplementedError("assigning to the data of a tensor; write in place (`tensor.copy_(value)`) instead")
+    _data.__set__(self, value)
 
 
 def _as_float(self: torch.SymBool) -> float:

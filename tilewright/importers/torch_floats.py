@@ -6,6 +6,7 @@ the floats, where there is one; otherwise the run computes the floats as Python 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from functools import partial, reduce
 from typing import Any
@@ -29,7 +30,10 @@ _OF_WHOLE_NUMBERS = {
     "FloorDiv": "floor_divide", "PythonMod": "remainder", "Mod": "remainder", "Abs": "absolute",
     "PowByNatural": "power",
 }  # fmt: skip
-_OF_FLOATS = {"IntTrueDiv": "divide", "FloatTrueDiv": "divide", "OpaqueUnaryFn_sqrt": "sqrt", "ToFloat": None}
+_OF_FLOATS = {
+    "IntTrueDiv": "divide", "FloatTrueDiv": "divide", "FloatPow": "power", "OpaqueUnaryFn_sqrt": "sqrt",
+    "ToFloat": None,
+}  # fmt: skip
 
 
 def in_whole_numbers(expression: Any, symbol: Any, size: Size, low: int, high: int) -> Size | None:
@@ -51,6 +55,16 @@ def in_whole_numbers(expression: Any, symbol: Any, size: Size, low: int, high: i
         found = _half_to_even(size, sizes, wanted, (top, start, bottom)) if found is None else found
         if found is not None:
             return found
+    return None
+
+
+def tried_ends(expression: Any, symbol: Any, low: int, high: int) -> tuple[int, int] | None:
+    """The least and the largest that a rounded float of one size is from `low` to `high`; None where it isn't known."""
+    if high - low >= _MOST_TRIED_SIZES:
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        found = evaluated(expression, {symbol: np.arange(low, high + 1)})
+        return int(found.min()), int(found.max())
     return None
 
 

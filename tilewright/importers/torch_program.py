@@ -15,6 +15,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
+from tilewright.importers.torch_casts import sizes_in_numbers
 from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_gradients import OF_TRANSFORMS, check_no_transforms, takes_transforms
 from tilewright.importers.torch_proved import RangeBroken, allowed, deciding, of_floats, questions, stopping, watching
@@ -38,7 +39,7 @@ def export_program(
     """
     try:
         with without_failed_ways():
-            program = _plain_export(module, args, kwargs, dynamic_shapes, whole, assumed)
+            program = _with_symbols(module, args, kwargs, dynamic_shapes, whole, assumed)
             check_no_transforms(program)
             if whole and _holds_buffers_twice(module, program):
                 with suppress(Exception):
@@ -160,6 +161,27 @@ def _is_of_ranges(error: BaseException) -> bool:
     return unworded or any(text in str(error) for text in _BROKEN_RANGES)
 
 
+def _with_symbols(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    whole: bool,
+    assumed: list[Assumption],
+) -> ExportedProgram:
+    """As `_plain_export`; where its code makes numbers of sizes that are then the example's, with symbols for them."""
+    program = _plain_export(module, args, kwargs, dynamic_shapes, whole, assumed)
+    if not any(_fixes_a_size(each.condition) for each in assumed):
+        return program
+    conditions: list[Assumption] = []
+    with suppress(Exception, RangeBroken), sizes_in_numbers(module):
+        other = _plain_export(module, args, kwargs, dynamic_shapes, whole, conditions)
+        if not any(_fixes_a_size(each.condition) for each in conditions):
+            assumed[:] = conditions
+            return other
+    return program
+
+
 def _plain_export(
     module: torch.nn.Module,
     args: tuple[Any, ...],
@@ -235,16 +257,13 @@ def _export_in_ranges(
             return other
     if program is None:
         return None
-    if whole and any(_fixes_a_size(each.condition) for each in conditions):
-        with suppress(Exception):
-            return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
     assumed[:] = conditions
     return program
 
 
 def _fixes_a_size(condition: Any) -> bool:
-    """Whether a condition holds for one size: where Python runs the code, `math.sqrt(n)` is the example's number."""
-    return isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
+    """Whether a condition gives a number of sizes: where Python runs the code, `int(n * 0.7)` is the example's."""
+    return isinstance(condition, sympy.Eq) and (condition.lhs.is_Integer or condition.rhs.is_Integer)
 
 
 def narrowed_ranges(

@@ -21,7 +21,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST_SIZE, Dimension
 from tilewright.importers.torch_assumed import Assumption
-from tilewright.importers.torch_floats import ROUNDED, computed_in_floats, in_whole_numbers
+from tilewright.importers.torch_floats import ROUNDED, computed_in_floats, in_whole_numbers, tried_ends
 from tilewright.importers.torch_proved import only_value
 from tilewright.symbolic import (
     Size,
@@ -363,9 +363,20 @@ class SymbolTable:
             self._symbol(str(symbol))
         bounds = self._bounds(expression)
         if not bool(bounds.lower >= 0):
+            bounds = self._tried(expression)
+        if bounds is None:
             raise Unsupported(f"a size computed by {type(expression).__name__}: {expression}", _USE_WHOLE_NUMBERS)
         number = computed_in_floats(Emitter(self.builder), self.size, expression)
         return self._found_by_the_run(number, bounds, f"a size that is {expression}")
+
+    def _tried(self, expression: Any) -> ValueRanges[Any] | None:
+        """The range of a rounded float of one size, by what it is for each; None where that may be negative."""
+        if len(expression.free_symbols) != 1:
+            return None
+        (symbol,) = expression.free_symbols
+        size = self._symbol(str(symbol))
+        ends = tried_ends(expression, symbol, lower_bound(size), upper_bound(size))
+        return ValueRanges(*ends) if ends is not None and ends[0] >= 0 else None
 
 
 def _end(bounds: Any) -> int:

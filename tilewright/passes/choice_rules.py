@@ -200,7 +200,7 @@ def bounded_less_zero_point(operation: Operation, build: RuleRewriter) -> SSAVal
     if total is None or any(number is None or abs(number) > _SMALL_WHOLE for number in numbers):
         return None
     low, high, zero = (float(number) for number in numbers if number is not None)
-    whole = low.is_integer() and high.is_integer() and low <= high and _is_whole(total.operands[0])
+    whole = all(number.is_integer() for number in (low, high, zero)) and low <= high and _is_whole(total.operands[0])
     if not whole or point.type.dtype != float32 or constant_of(total.operands[1]) != zero:
         return None
     if least.attributes["propagate_nan"] or greatest.attributes["propagate_nan"]:

@@ -11,7 +11,7 @@ from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
-from tilewright.symbolic import lift, simplify
+from tilewright.symbolic import lift, lower_bound, simplify
 
 _MOST_NEIGHBOURS = 9
 _COMBINED = {"reduce_sum": "add", "reduce_mean": "add", "reduce_max": "maximum", "reduce_min": "minimum",
@@ -31,6 +31,8 @@ def _by_element(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None
     x, axis, length = frames.inputs[0], frames.attributes["axis"], frames.attributes["length"]
     if x is None or not isinstance(length, int) or not 0 < length <= _MOST_NEIGHBOURS or not _is_read(x, rewriter):
+        return None
+    if lower_bound(x.shape[axis]) < length:  # where slices end otherwise than all frames
         return None
     if node.output.dtype != x.dtype or (node.op == "reduce_mean" and not x.dtype.is_float):
         return None

@@ -2,8 +2,8 @@
 
     matmul(x, m)  ->  gather(x, first) first_weights + gather(x, second) second_weights
 
-Interpolation along a dimension is such a product.  As elementwise operations both dimensions of an image are one
-kernel, which reads and writes it as it lies.
+Interpolation along a dimension is such a product: what has no weight is not read: infinities and NaNs stay where
+they are.  As elementwise operations both dimensions of an image are one kernel, which reads and writes it as it lies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def _weighted_sum(node: Node, rewriter: GraphRewriter) -> Value | None:
     if attributes["transpose_a"] or attributes["dtype"] is not None or x.dtype.bits < 16:
         return None
     rows = data if attributes["transpose_b"] else data.T
-    if np.array_equal(rows, np.eye(*rows.shape)):  # interpolation between places that stay
+    if rows.shape[0] == rows.shape[1] and np.array_equal(
+        rows, np.eye(len(rows))
+    ):  # interpolation between places that stay
         return x
     taps = _taps(rows)
     if taps is None:

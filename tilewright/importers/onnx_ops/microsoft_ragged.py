@@ -140,7 +140,9 @@ def gated_delta_net(call: OnnxCall) -> tuple[Value, Value]:
     A query and a key belong to several values; states are [B, H, E, D], in float32.
     """
     refuse(call, state_update_capacity=0)
-    call.attribute("chunk_size")
+    # Each is read where it counts; what a model gives of the others changes nothing.
+    for name in ("chunk_size", "beta_activation", "gate_activation", "gate_lower_bound"):
+        call.attribute(name)
     kind = call.choice("update_rule", "gated_delta", "gated", "delta", "linear")
     tokens = _tokens(call, kind)
     total, heads, depth = tokens.value.shape

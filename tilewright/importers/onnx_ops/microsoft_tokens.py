@@ -37,7 +37,7 @@ def embedding_of_characters(call: OnnxCall) -> Value:
     for name, size in sizes.items():
         given = call.attribute(name, -1)
         if given not in (-1, size):
-            raise Invalid(f"the attribute '{name}_size' is {given}, but the weights have {size}")
+            raise Invalid(f"the attribute '{name}' is {given}, but the weights have {size}")
     taps = whole(weight.shape[2], "a window of characters")
     call.require_extent(words, 1, taps)
     places = call.op("maximum", words, 0)
