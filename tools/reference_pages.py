@@ -26,7 +26,7 @@ GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guide"
 _COMMANDS = """# Command line
 
 You want to look up a command or an option. `tilewright COMMAND --help` prints the same text; `tw` is short for
-`tilewright`.
+`tilewright`. `tilewright --version` prints the version; `tilewright --install-completion` adds completion to a shell.
 
     tilewright build model.onnx -o model.engine
     tilewright run model.engine --random --compare reference
