@@ -262,8 +262,13 @@ def _export_in_ranges(
 
 
 def _fixes_a_size(condition: Any) -> bool:
-    """Whether a condition gives a number of sizes: where Python runs the code, `int(n * 0.7)` is the example's."""
-    return isinstance(condition, sympy.Eq) and (condition.lhs.is_Integer or condition.rhs.is_Integer)
+    """Whether a condition gives a number of a size: where Python runs the code, `int(n * 0.7)` is the example's.
+
+    Those of several sizes have ways of their own, or are checked at every call.
+    """
+    if not isinstance(condition, sympy.Eq) or len(condition.free_symbols) != 1:
+        return False
+    return bool(condition.lhs.is_Integer or condition.rhs.is_Integer)
 
 
 def narrowed_ranges(
