@@ -38,15 +38,10 @@ _OF_FLOATS = {
 
 def in_whole_numbers(expression: Any, symbol: Any, size: Size, low: int, high: int) -> Size | None:
     """The formula for a rounded float of one size, `symbol`, from `low` to `high`; None where none is found."""
-    if high - low >= _MOST_TRIED_SIZES:
+    tried = _at_all_sizes((expression, expression.args[0]), symbol, low, high)
+    if tried is None:
         return None
-    sizes = np.arange(low, high + 1)
-    try:
-        wanted, exact = (
-            np.broadcast_to(evaluated(each, {symbol: sizes}), sizes.shape) for each in (expression, expression.args[0])
-        )
-    except (TypeError, ValueError, OverflowError):
-        return None
+    sizes, (wanted, exact) = np.arange(low, high + 1), tried
     slope = Fraction(float(exact[-1]) - float(exact[0])) / max(1, high - low)
     for most in _DENOMINATORS:
         top, bottom = slope.limit_denominator(most).as_integer_ratio()
@@ -60,11 +55,17 @@ def in_whole_numbers(expression: Any, symbol: Any, size: Size, low: int, high: i
 
 def tried_ends(expression: Any, symbol: Any, low: int, high: int) -> tuple[int, int] | None:
     """The least and the largest that a rounded float of one size is from `low` to `high`; None where it isn't known."""
+    tried = _at_all_sizes((expression,), symbol, low, high)
+    return (int(tried[0].min()), int(tried[0].max())) if tried is not None else None
+
+
+def _at_all_sizes(expressions: tuple[Any, ...], symbol: Any, low: int, high: int) -> list[np.ndarray] | None:
+    """What expressions of one size are for each from `low` to `high`; None where it is not known, or they are many."""
     if high - low >= _MOST_TRIED_SIZES:
         return None
+    sizes = np.arange(low, high + 1)
     with suppress(TypeError, ValueError, OverflowError):
-        found = evaluated(expression, {symbol: np.arange(low, high + 1)})
-        return int(found.min()), int(found.max())
+        return [np.broadcast_to(evaluated(each, {symbol: sizes}), sizes.shape) for each in expressions]
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -37,9 +38,10 @@ def export_program(
     hold for all of a range.
     Raises `ImportModelError`.
     """
+    plain = partial(_plain_export, module, args, kwargs, dynamic_shapes, whole)
     try:
         with without_failed_ways():
-            program = _with_symbols(module, args, kwargs, dynamic_shapes, whole, assumed)
+            program = _with_symbols(module, plain, assumed)
             check_no_transforms(program)
             if whole and _holds_buffers_twice(module, program):
                 with suppress(Exception):
@@ -63,7 +65,7 @@ def export_program(
 
 
 def _refused(module: torch.nn.Module, error: Exception) -> ImportModelError:
-    """What to tell of a module that is not exported."""
+    """The error for a module that cannot be exported."""
     place = line_of_error(error)
     subject = f"PyTorch cannot export {type(module).__name__}{f', at {place}' if place else ''}"
     if takes_transforms(error):
@@ -162,20 +164,15 @@ def _is_of_ranges(error: BaseException) -> bool:
 
 
 def _with_symbols(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    whole: bool,
-    assumed: list[Assumption],
+    module: torch.nn.Module, exporting: Callable[[list[Assumption]], ExportedProgram], assumed: list[Assumption]
 ) -> ExportedProgram:
-    """As `_plain_export`; where its code makes numbers of sizes that are then the example's, with symbols for them."""
-    program = _plain_export(module, args, kwargs, dynamic_shapes, whole, assumed)
+    """What `exporting` gives; where code makes numbers of sizes that are then the example's, with symbols for them."""
+    program = exporting(assumed)
     if not any(_fixes_a_size(each.condition) for each in assumed):
         return program
     conditions: list[Assumption] = []
     with suppress(Exception, RangeBroken), sizes_in_numbers(module):
-        other = _plain_export(module, args, kwargs, dynamic_shapes, whole, conditions)
+        other = exporting(conditions)
         if not any(_fixes_a_size(each.condition) for each in conditions):
             assumed[:] = conditions
             return other

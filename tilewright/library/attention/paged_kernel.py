@@ -33,6 +33,13 @@ def bounded_scores(scores, scale, SOFTCAP: tl.constexpr):
 
 
 @tilewright.jit
+def page_at(table, number, pages):
+    """A page of a sequence's table, clamped to those that there are."""
+    page = tl.load(table + number).to(tl.int64)
+    return tl.minimum(tl.maximum(page, 0), pages - 1)
+
+
+@tilewright.jit
 def attend_block(q, keys, values, table, out, scale, begin, count, context, pages, q_token, out_token, slot, value_slot,
                  GROUP: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr,
                  BLOCK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
@@ -59,8 +66,7 @@ def attend_block(q, keys, values, table, out, scale, begin, count, context, page
     if WINDOW > 0:
         first = tl.maximum(before + begin // GROUP - (WINDOW - 1), 0) // PAGE
     for number in range(first, (limit + PAGE - 1) // PAGE):
-        page = tl.load(table + number).to(tl.int64)
-        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        page = page_at(table, number, pages)
         key = number * PAGE + tl.arange(0, PAGE)
         inside = tl.arange(0, PAGE).to(tl.int64)[:, None]
         k_block = tl.load(keys + page * PAGE * slot + inside * slot + dim[None, :])
@@ -98,8 +104,7 @@ def attend_token(q, keys, values, table, out, scale, context, pages, slot, value
     if WINDOW > 0:
         first = tl.maximum(context - WINDOW, 0) // PAGE
     for number in range(first, (context + PAGE - 1) // PAGE):
-        page = tl.load(table + number).to(tl.int64)
-        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        page = page_at(table, number, pages)
         key = number * PAGE + tl.arange(0, PAGE)
         row = page * PAGE + tl.arange(0, PAGE).to(tl.int64)
         seen = key < context
@@ -134,8 +139,7 @@ def attend_heads(q, keys, values, table, out, scale, context, pages, slot, value
     if WINDOW > 0:
         first = tl.maximum(context - WINDOW, 0) // PAGE
     for number in range(first, (context + PAGE - 1) // PAGE):
-        page = tl.load(table + number).to(tl.int64)
-        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        page = page_at(table, number, pages)
         key = number * PAGE + tl.arange(0, PAGE)
         inside = tl.arange(0, PAGE).to(tl.int64)[:, None]
         seen = key < context
