@@ -17,10 +17,12 @@ from tilewright.dtypes import float16, float32
 from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Node
+from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
 from tilewright.library.matmul import simt_transposed
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_parts, ranked_tiles, seconds_of
+from tilewright.library.select import candidates
 from tilewright.runtime.plan import TiledReference
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 
@@ -177,12 +179,40 @@ MEASURED: list[tuple[Any, SimtTile, float]] = [  # microseconds on an H200
     # On an H100, as fast without tensor cores.
     ((4096, 4096, 4096), SimtTile(128, 128, 32, 128), 2965), ((4096, 4096, 4096), SimtTile(64, 128, 16, 64), 2991),
     ((2048, 2048, 2048), SimtTile(128, 128, 32, 128), 382), ((2048, 2048, 2048), SimtTile(64, 64, 16, 32), 401),
+    # With as many CTAs on every SM.
+    ((1024, 768, 768), SimtTile(64, 32, 32, 64), 41.3), ((1024, 768, 768), SimtTile(16, 64, 32, 32), 41.6),
+    ((1024, 2304, 768), SimtTile(64, 32, 32, 64), 102.4), ((300, 1536, 768), SimtTile(32, 32, 32, 32), 25.2),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sizes", "tile", "measured"), MEASURED)
 def test_estimates_are_near_what_was_measured(sizes: tuple[int, int, int], tile: SimtTile, measured: float) -> None:
     assert seconds_of(tile, posed(*sizes), GPU) * 1e6 == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_sm_holds_as_many_ctas_as_a_bound_says(architecture: str) -> None:
+    target = NvidiaTarget.named(architecture)
+    for count in range(1, 13):
+        taken = target.least_shared_bytes(count) + target.reserved_shared_bytes
+        assert count * taken <= target.shared_bytes_per_multiprocessor < (count + 1) * taken
+        assert target.least_shared_bytes(count) <= target.shared_bytes
+    assert target.least_shared_bytes(0) == target.least_shared_bytes(200) == 0
+
+
+@pytest.mark.parametrize(("rows", "shared"), [(1024, True), (65536, False), ("rows", False)])
+def test_ctas_of_grids_that_fit_the_gpu_are_spread_evenly(rng: np.random.Generator, rows: int | str, shared) -> None:
+    """768 CTAs are 6 for each of 132 SMs, which is less than fit; of many rounds, or an unknown number, nothing is
+    bound."""
+    b = GraphBuilder("spread")
+    x = b.input("x", float32, (b.symbol("rows", 1, 300) if rows == "rows" else rows, 768))
+    b.output(b.op("matmul", [x, b.constant(rng.standard_normal((768, 768)).astype(np.float32))]), "y")
+    graph, target = b.finish(), NvidiaTarget.named("sm_90a")
+    (group,) = fuse(graph).groups
+    call = candidates(group, graph, target)[0].stages[0].calls[-1]
+    bound = call.options_for(target).get("ctas_per_sm", 0)
+    assert (0 < target.least_shared_bytes(bound)) == shared
+    assert "ctas_per_sm" not in call.options_for(NvidiaTarget.named("sm_80"))  # its kernels wait for each other
 
 
 def test_rows_that_begin_anywhere_cost_copies_of_single_elements() -> None:

@@ -30,7 +30,7 @@ from tilewright.errors import (
     UnsupportedOperationError,
 )
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
 from tilewright.library import select
@@ -306,6 +306,14 @@ def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cach
         assert times[0] < times[1] and not failures
         weights.append([len({places[number] for places in seen}) for number in range(3)])
     assert weights[0] == [1, 1, 1] and sorted(weights[1]) == [1, 1, 64]
+
+
+def test_candidates_share_temporaries_of_one_name_and_several_extents(rng) -> None:
+    """The sums of 2 and of 8 parts of a depth are one tensor for the trials, as large as the larger."""
+    tensors = trials._TrialTensors(towers(rng), {})
+    for parts in (2, 8, 4):
+        tensors.place(Value("group.parts", float32, (parts, 16, 16)))
+    assert [tensor.bytes for tensor in tensors.found.values()] == [8 * 16 * 16 * 4]
 
 
 @pytest.mark.usefixtures("compile_processes")

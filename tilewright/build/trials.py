@@ -71,7 +71,9 @@ class _TrialTensors:
             dtype = value.dtype
         if name not in self.found:
             weight = value in self.graph.constants
-            self.found[name] = _TrialTensor(len(self.found), extent * dtype.itemsize, dtype, weight)
+            self.found[name] = _TrialTensor(len(self.found), 0, dtype, weight)
+        # Candidates have temporaries of one name and several extents.
+        self.found[name].bytes = max(self.found[name].bytes, extent * dtype.itemsize)
         return BufferReference("input", name)
 
 

@@ -84,9 +84,9 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
 )
 FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target
 # `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and
-# `check_bounds`, `passes.grid_axes` what `grid_axes` are.  With `wide_grid`
-# places in the grid are numbers of 64 bits.
-_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes", "wide_grid"))
+# `check_bounds`, `passes.grid_axes` what `grid_axes` are, `targets.nvidia.options` what `ctas_per_sm` is.  With
+# `wide_grid` places in the grid are numbers of 64 bits.
+_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes", "wide_grid", "ctas_per_sm"))
 Types = Mapping[str, Any]
 
 

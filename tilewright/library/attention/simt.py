@@ -96,4 +96,4 @@ def _calls(
     bind_extra(extra, operands, types)
     grid = (ceil_divide(queries, block), heads, batch)
     threads = 256 if row_bytes >= _WIDEST_OF_WARPS else 128 if block > SMALLEST else 32 if not wide else 64
-    return [KernelCall(attention, dict(operands), dict(types), given, grid, threads=threads)]
+    return [KernelCall(attention, dict(operands), dict(types), given, grid, threads=threads, evenly=True)]

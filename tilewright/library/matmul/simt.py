@@ -155,7 +155,8 @@ def _tiled(
         for span, (tile, _) in zip(spans, tiles, strict=True):
             condition = None if span.at_most is None else (problem.rows, span.at_most)
             call = gemm_call(problem, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), condition)
-            calls.append(replace(call, constants={**call.constants, **tf32}, threads=tile.threads))
+            constants = {**call.constants, **tf32}
+            calls.append(replace(call, constants=constants, threads=tile.threads, evenly=True))
             reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
         seconds = tiles[-1][1] + epilogue
         cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)

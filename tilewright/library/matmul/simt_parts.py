@@ -102,7 +102,7 @@ def product_part(
     if problem.depth != parts * length:
         masked = not divides(tile.depth, problem.depth)
         constants |= {"RAGGED": True, "WHOLE_K": False, "whole_depth": problem.depth, "MASK_K": masked}
-    return replace(call, constants=constants, threads=tile.threads)
+    return replace(call, constants=constants, threads=tile.threads, evenly=True)
 
 
 def _sum(sums: Value, slots: Slots, target: Target) -> KernelCall:

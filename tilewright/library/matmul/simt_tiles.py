@@ -17,6 +17,7 @@ from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
+_SCHEDULERS = 4  # of an SM
 _ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
 _ISSUE_ALONE = 0.85  # of one warp
 _STEP_CLOCKS = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
@@ -33,6 +34,7 @@ _THREAD_SUMS = (8, 16, 32, 64, 128)
 _TWICE = 64  # sums of a thread that are kept twice: before a block of the depth, and of the block
 _START = 1500.0  # clocks from a CTA's start to its first product
 _PARTS = (2, 4, 8, 16, 32, 64)  # of a depth
+_UNCROWDED_PARTS = 3  # candidates in parts whose threads keep few sums
 _LEAST_STEPS = 3  # blocks of a part
 
 
@@ -113,7 +115,7 @@ def _single_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: M
     issued = _LOADED * sum(extent for one, extent in copied if one) * tile.depth / tile.threads
     if not issued:
         return 0.0
-    together = ctas * tile.threads / machine.warp_threads * issued / 4 / _ISSUE
+    together = ctas * tile.threads / machine.warp_threads * issued / _SCHEDULERS / _ISSUE
     return ceil(product.depth / tile.depth) * max(_WAIT + issued, together)
 
 
@@ -134,7 +136,7 @@ def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: 
     issued = arithmetic * 256 / machine.float32 + loads + added + copies * _COPIED + crowded + _STEP_ISSUES
     alone = issued / _ISSUE_ALONE + _STEP_CLOCKS
     read = (tile.rows + tile.columns) * tile.depth * 4 / machine.l2
-    shared = tile.threads / machine.warp_threads * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
+    warps = tile.threads / machine.warp_threads
     registers = min(255, 64 + 3 * sums)
     staged = 3 * (tile.rows + tile.columns) * tile.depth * 4
     resident = max(1, min(32, machine.registers // (registers * tile.threads), machine.shared_bytes // staged))
@@ -142,7 +144,11 @@ def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: 
     steps = ceil(product.depth / tile.depth)
 
     def together(count: int) -> float:
-        return steps * (max(alone, count * shared, count * read) + count * read / 50) + _START if count else 0.0
+        if not count:
+            return 0.0
+        scheduled = ceil(count * warps / _SCHEDULERS) * issued / _ISSUE  # the scheduler with the most warps
+        loaded = count * warps * loads * _VECTOR_CLOCKS
+        return steps * (max(alone, scheduled, loaded, count * read) + count * read / 50) + _START
 
     return rounds * together(resident) + together(rest)
 
@@ -181,10 +187,10 @@ def part_length(depth: int, parts: int, tile: SimtTile) -> int:
 def ranked_parts(
     product: MatmulProblem, machine: Machine, ragged: bool = False
 ) -> tuple[tuple[SimtTile, int, float], ...]:
-    """The quickest product in parts of its depth, and the quickest whose threads keep few sums if it is another: the
-    tile, the number of parts (two or more, which divide the depth unless it may be `ragged`) and the time, with that
-    of their sum.  Nothing where no number of parts fits."""
-    best: dict[bool, tuple[SimtTile, int, float]] = {}
+    """The quickest products in parts of the depth, up to three whose threads keep few sums, and the quickest if it is
+    none of them: the tile, the number of parts (two or more, which divide the depth unless it may be `ragged`) and
+    the time, with that of their sum.  Nothing where no number of parts fits."""
+    found: list[tuple[SimtTile, int, float]] = []
     elements = product.rows * product.columns * product.batches
     for parts in _PARTS:
         even, rest = divmod(product.depth, parts)
@@ -197,8 +203,7 @@ def ranked_parts(
                 continue
             part = replace(product, depth=length, batches=parts * product.batches)
             seconds = seconds_of(tile, part, machine) + summing
-            crowded = tile.sums > _TWICE
-            if crowded not in best or seconds < best[crowded][2]:
-                best[crowded] = tile, parts, seconds
-    found = sorted(best.values(), key=lambda each: each[2])
-    return tuple(each for each in found if each is found[0] or found[0][0].sums > _TWICE)
+            found.append((tile, parts, seconds))
+    found.sort(key=lambda each: each[2])
+    uncrowded = [each for each in found if each[0].sums <= _TWICE][:_UNCROWDED_PARTS]
+    return tuple([each for each in found[:1] if each not in uncrowded] + uncrowded)

@@ -88,6 +88,7 @@ def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: NvidiaOp
     """With what the launch asks for."""
     return replace(
         lowered,
+        shared_bytes=max(lowered.shared_bytes, target.least_shared_bytes(options.ctas_per_sm)),
         cooperative=lowered.cooperative or options.cooperative,
         dependent_launch=not options.late and (lowered.dependent_launch or (options.early and target.dependent_launch)),
     )

@@ -24,6 +24,7 @@ class NvidiaOptions:
     for loops that do not.  Without `fuse` every product is rounded before it is added to something.  A kernel with
     `early` may start before the one ahead of it has ended, which with `wait_at_entry` it waits for itself; with
     `late` it does not, even if its code waits.
+    With `ctas_per_sm`, a CTA asks for so much shared memory that no more of them are resident on an SM.
     `grid_axes` says which axis of the launch is which of the kernel's grid (`passes.grid_axes`).
     `keep_texts` adds the texts of all stages to the binary.
     """
@@ -36,6 +37,7 @@ class NvidiaOptions:
     early: bool = False
     late: bool = False
     wait_at_entry: bool = False
+    ctas_per_sm: int = 0  # 0: as many as fit
     grid_axes: Axes = PLAIN
     keep_texts: bool = False
     assembly: AssemblyOptions = field(default_factory=AssemblyOptions)
@@ -56,6 +58,7 @@ class NvidiaOptions:
             early=any(given.get(name) for name in ("dependent_launch", "launch_pdl", "wait_at_entry")),
             late=given.get("dependent_launch") is False,
             wait_at_entry=bool(given.get("wait_at_entry")),
+            ctas_per_sm=given.get("ctas_per_sm", 0),
             grid_axes=tuple(given.get("grid_axes", PLAIN)),
             keep_texts=bool(given.get("keep_texts")),
             assembly=AssemblyOptions.from_options(given),

@@ -247,12 +247,22 @@ class NvidiaTarget:
             found, transposed = replace(found, normed_rows=8), {*transposed, dtypes.float16, dtypes.bfloat16}
         return replace(found, narrow_types=frozenset(narrow), transposed_types=frozenset(transposed))
 
+    def least_shared_bytes(self, ctas_per_sm: int) -> int:
+        """The bytes of shared memory of a CTA of which an SM holds no more than so many; 0 for 0, or where registers
+        and threads are the bound anyway."""
+        if not 0 < ctas_per_sm < _MOST_BOUND_CTAS:
+            return 0
+        share = self.shared_bytes_per_multiprocessor // (ctas_per_sm + 1)
+        return share - self.reserved_shared_bytes + _SHARED_ROUNDING
+
     def machine(self) -> Machine:
         """The rates that estimates count with."""
         return nvidia_machine(self.sm, self.multiprocessors, self.shared_bytes, self.l2_bytes, self.card)
 
 
 _KIB, _MIB = 1 << 10, 1 << 20
+_MOST_BOUND_CTAS = 13  # of an SM that a bound keeps evenly filled: with more, one more or less hardly counts
+_SHARED_ROUNDING = 512  # at least the granularity in which shared memory is given to CTAs
 # Limits are those of the CUDA programming guide's table of compute capabilities; multiprocessors and L2 are of
 # A100, A10, L4, H100/H200 (SXM), B200 and RTX PRO 6000. sm_100 and sm_120 carry no suffix: nothing that is
 # generated for them needs one, and code without it runs on later members of their families.

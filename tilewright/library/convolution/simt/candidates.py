@@ -138,4 +138,4 @@ def _implicit_call(
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups * parts)
-    return KernelCall(convolution, operands, types, constants, grid, threads=tile.threads)
+    return KernelCall(convolution, operands, types, constants, grid, threads=tile.threads, evenly=True)

@@ -134,7 +134,7 @@ def _call(anchor: Node, weights: Operand, tile: SimtTile, parts: int, flat: bool
     }  # fmt: skip
     blocks = [ceil_divide(across, tile.columns), ceil_divide(columns, tile.rows), *([] if flat else [images])]
     grid = (product(blocks), anchor.attributes["groups"] * parts, 1)
-    return KernelCall(planes, operands, types, constants, grid, threads=tile.threads)
+    return KernelCall(planes, operands, types, constants, grid, threads=tile.threads, evenly=True)
 
 
 def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:

@@ -210,4 +210,4 @@ def _product(tiling: _Tiling, w: Value, between: tuple[Value, Value], blocks: Ma
         )  # fmt: skip
     call = gemm_call(problem, Slots(sums), blocks, None)
     weights = PackedConstant(w, filters_recipe(tiling.points_y, tiling.points_x))
-    return replace(call, operands={**call.operands, "b" if tiling.last else "a": weights}, threads=threads)
+    return replace(call, operands={**call.operands, "b" if tiling.last else "a": weights}, threads=threads, evenly=True)
