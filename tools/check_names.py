@@ -7,7 +7,8 @@
   an underscore is its file's own: several files of a package may have it, with one value.  Names that
   others lay down are in `EXCEPTIONS`, with the reason.
 - No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
-  and in capitals or not.  Such a word may be a part of a name (``runs_in_turns``).  This goes for the examples, too.
+  and in capitals or not.  Such a word may be a part of a name (``kept_axis``), but those of `VAGUE_PARTS` are no parts
+  of names of functions and classes either.  This goes for the examples, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ EXCEPTIONS: dict[str, str] = {}
 VAGUE = frozenset(
     "asked behind beside both dealt held kept meant posed rooms shown spelled taken told turns what".split()
 )
+
+VAGUE_PARTS = frozenset("asked behind beside dealt posed told".split())
 
 
 def classes(paths: Iterable[Path]) -> dict[str, list[str]]:
@@ -49,11 +52,14 @@ def defined_name(node: ast.AST) -> str | None:
 
 
 def vague_names(paths: Iterable[Path]) -> Iterator[str]:
-    """Definitions called by a word of `VAGUE`: "file:line: name"."""
+    """Definitions called by a word of `VAGUE`, functions and classes with one of `VAGUE_PARTS`: "file:line: name"."""
     for path in sorted(paths):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = defined_name(node)
-            if name is not None and name.strip("_").lower() in VAGUE:
+            if name is None:
+                continue
+            parts = name.lower().split("_") if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else ()
+            if name.strip("_").lower() in VAGUE or not VAGUE_PARTS.isdisjoint(parts):
                 yield f"{path}:{node.lineno}: {name}"  # type: ignore[attr-defined]
 
 

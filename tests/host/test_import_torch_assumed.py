@@ -451,7 +451,7 @@ def test_sizes_of_1_that_code_asks_about_have_their_way_or_are_refused(
 
 
 def test_ranges_from_2_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_at_one, "_asked_beside", None)
+    monkeypatch.setattr(torch_at_one, "_further_questions", None)
     graph = import_function(another_rank, (torch.rand(3, 4),), {"x": {0: ("n", 2, 8)}})
     assert not graph.remarks
 

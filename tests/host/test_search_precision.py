@@ -106,9 +106,9 @@ def test_samples_that_are_held_back(model: Path, rng: np.random.Generator) -> No
 
 
 def test_drops_are_told_apart() -> None:
-    assert search._told_apart(0.0, 3e-9) == ["0%", "3e-07%"]
-    assert search._told_apart(0.005, 0.0050000001) == ["0.5%", "0.50000001%"]
-    assert len(set(search._told_apart(0.1, float(np.nextafter(0.1, 1))))) == 2
+    assert search._distinct_percentages(0.0, 3e-9) == ["0%", "3e-07%"]
+    assert search._distinct_percentages(0.005, 0.0050000001) == ["0.5%", "0.50000001%"]
+    assert len(set(search._distinct_percentages(0.1, float(np.nextafter(0.1, 1))))) == 2
 
 
 def test_a_score_that_is_never_within_the_bound_ends(model: Path, rng: np.random.Generator) -> None:

@@ -114,7 +114,7 @@ class Trials:
 
     def _launches(self, candidate: Candidate, tensors: _TrialTensors) -> list[Launch]:
         """A candidate's launches for the sizes."""
-        calls = [taken_call(stage.calls, tensors.sizes) for stage in candidate.stages]
+        calls = [chosen_call(stage.calls, tensors.sizes) for stage in candidate.stages]
         for stage in candidate.stages:
             for call in stage.calls:  # those of other sizes too: without one of them the candidate is of no use
                 self.kernels.choice(call, tensors.place)
@@ -176,7 +176,7 @@ def _launch(launches: Sequence[Launch], addresses: Sequence[int], stream: int) -
         launch(stream, addresses)
 
 
-def taken_call(calls: Sequence[KernelCall], sizes: Mapping[str, int]) -> KernelCall:
+def chosen_call(calls: Sequence[KernelCall], sizes: Mapping[str, int]) -> KernelCall:
     """The alternative of a stage that sizes take."""
     return next(c for c in calls if c.condition is None or evaluate(c.condition[0], sizes) <= c.condition[1])
 

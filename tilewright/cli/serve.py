@@ -98,7 +98,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         for listener in listeners:
             listener.close()
         why = error.strerror if isinstance(error, OSError) else "not the name of a host"
-        hint = "; another program has it, choose another --port" if _is_taken(error) else ""
+        hint = "; another program has it, choose another --port" if _will_be_computed(error) else ""
         raise InputError(f"--host {host} --port {port}: cannot be listened on ({why}){hint}") from error
     return listeners
 
@@ -117,7 +117,7 @@ def _listener(family: int, kind: int, protocol: int, address: Any) -> socket.soc
     return listener
 
 
-def _is_taken(error: Exception) -> bool:
+def _will_be_computed(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
 
 

@@ -40,10 +40,10 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
         if not symbol.low <= int(value) <= symbol.high:
             raise ShapeError(f"{name}={value} is outside this engine's range {symbol.low}..{symbol.high}")
         sizes[name] = int(value)
-    return _that_are_taken(plan, sizes, {text.partition("=")[0] for text in texts})
+    return _sizes_allowed(plan, sizes, {text.partition("=")[0] for text in texts})
 
 
-def _that_are_taken(plan: Plan, sizes: dict[str, int], named: set[str]) -> dict[str, int]:
+def _sizes_allowed(plan: Plan, sizes: dict[str, int], named: set[str]) -> dict[str, int]:
     """Sizes of which those that nobody asked for are others where the model does not take them (a batch of 1)."""
     free = [name for name in sizes if name not in named]
     choices = [[sizes[name], *(size for size in _OTHERS if _allows(plan, name, size))] for name in free]

@@ -42,7 +42,7 @@ def transposed_convolution(
             hint = "use a smaller padding"
             raise Unsupported("a transposed convolution that crops more than the kernel covers", hint)
     if all(step == 1 for step in strides):
-        return _turned_convolution(emit, x, weight, bias, pads, dilation, extra, groups)
+        return _transposed_convolution(emit, x, weight, bias, pads, dilation, extra, groups)
     axes = [
         _Phases(*of_axis)
         for of_axis in zip(map(int, weight.shape[2:]), strides, dilation, pads, extra, strict=True)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def transposed_convolution(
     return _by_phases(emit, x, weight, bias, axes, groups)
 
 
-def _turned_convolution(
+def _transposed_convolution(
     emit: Emitter,
     x: Value,
     weight: Value,

@@ -109,7 +109,7 @@ class OnnxCall(Emitter):
         """One node; sizes that only the run knows are made to fit there, and those that must be equal and are not the
         same expression become conditions of every call."""
         values = [item for item in inputs if isinstance(item, Value)]
-        if len(values) > 1 and any(map(self.is_told, (size for value in values for size in value.shape))):
+        if len(values) > 1 and any(map(self.is_found_at_run_time, (size for value in values for size in value.shape))):
             inputs = self._fitting(name, inputs)
         try:
             return super().op(name, *inputs, **attributes)
@@ -119,7 +119,7 @@ class OnnxCall(Emitter):
                 raise
         return super().op(name, *found, **attributes)
 
-    def is_told(self, size: Size) -> bool:
+    def is_found_at_run_time(self, size: Size) -> bool:
         """Whether only the run knows a size."""
         return any(symbol.name in self.builder.run_time_names for symbol in free_symbols(size))
 
@@ -133,7 +133,7 @@ class OnnxCall(Emitter):
         target: dict[int, Size] = {}  # by position from the end
         for position in range(-rank, -2 if name == "matmul" else 0):
             extents = [v.shape[position] for v in values if v.rank >= -position and v.shape[position] != 1]
-            if any(extent != extents[0] for extent in extents) and any(map(self.is_told, extents)):
+            if any(extent != extents[0] for extent in extents) and any(map(self.is_found_at_run_time, extents)):
                 fixed = [extent for extent in extents if isinstance(extent, int)]
                 target[position] = fixed[0] if fixed else self._common(values, position)
         return tuple(self._stretched(item, target) if isinstance(item, Value) else item for item in inputs)

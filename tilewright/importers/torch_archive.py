@@ -166,10 +166,10 @@ def _restricted(name: str, data: bytes) -> Any:
     except ImportModelError as error:
         raise ImportModelError(f"{name}: {error}") from error
     except Exception as error:  # what the restricted unpickler refuses, and what is damaged
-        raise ValueRefused(f"{name} is no pickle of tensors alone{_what_else(str(error))}") from error
+        raise ValueRefused(f"{name} is no pickle of tensors alone{_named_global(str(error))}") from error
 
 
-def _what_else(message: str) -> str:
+def _named_global(message: str) -> str:
     """What the restricted unpickler met, from its message, whose advice is how to run the pickle all the same."""
     found = re.search(r"GLOBAL ([\w.]{1,100})", message)
     return f" (it names {found[1]})" if found else ""

@@ -98,7 +98,7 @@ def refused_at_one(general: Imported, examples: Mapping[str, torch.Tensor], expo
         seen.add(ones)
         if any(others <= ones for others in refused):
             continue
-        more = _asked_beside(general, ones, examples, export) if len(seen) <= _MOST_EXPORTS else None
+        more = _further_questions(general, ones, examples, export) if len(seen) <= _MOST_EXPORTS else None
         if more is None:
             condition = sympy.Ne(sympy.Add(*(symbols[name] for name in sorted(ones))), len(ones))
             refused[ones] = Assumption(condition, place, only_one=True)
@@ -107,7 +107,7 @@ def refused_at_one(general: Imported, examples: Mapping[str, torch.Tensor], expo
     return list(refused.values())
 
 
-def _asked_beside(
+def _further_questions(
     general: Imported, ones: Ones, examples: Mapping[str, torch.Tensor], export: Export
 ) -> list[tuple[Ones, str]] | None:
     """What else code asks where these dimensions are 1; None where the results are others, or unknown."""

@@ -57,7 +57,7 @@ from tilewright.importers.torch_gradients import needs_gradients
 from tilewright.importers.torch_lists import each_of_lists
 from tilewright.importers.torch_mutations import MODULE_STATE, written_by
 from tilewright.importers.torch_numbers import require_of_sizes
-from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
+from tilewright.importers.torch_objects import as_plain_attributes, plain_calls, plain_fields, signature_of
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_program import export_fixed, export_other_way, export_program, narrowed_ranges
@@ -176,7 +176,7 @@ def _import_module(
     report: Callable[[str], None],
 ) -> Graph:
     """As `import_module`, with positional and named arguments."""
-    args, kwargs = taken_apart(given), taken_apart(named)
+    args, kwargs = as_plain_attributes(given), as_plain_attributes(named)
     neutral, native = both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = in_range(module, args, kwargs, neutral)
     with _inference_mode(module), exportable(module), plain_calls(module, given, named) as returned:

@@ -36,13 +36,13 @@ def holds_tensors(value: Any, depth: int = 0) -> bool:
     return any(isinstance(leaf, torch.Tensor) or holds_tensors(leaf, depth + 1) for leaf in leaves)
 
 
-def taken_apart(value: Any) -> Any:
+def as_plain_attributes(value: Any) -> Any:
     """The value with a dict of attributes in place of each object that holds tensors."""
 
     def apart(leaf: Any) -> Any:
         if not holds_tensors(leaf):
             return leaf
-        parts = {name: taken_apart(item) for name, item in vars(leaf).items()}
+        parts = {name: as_plain_attributes(item) for name, item in vars(leaf).items()}
         return {name: item for name, item in parts.items() if _has_tensors(item)}
 
     return pytree.tree_map(apart, value)
@@ -70,7 +70,7 @@ def plain_fields(value: Any, name: str = "") -> dict[str, bool | int | float | s
 
 
 def put_together(pattern: Any, value: Any) -> Any:
-    """`value`, which has the structure of `taken_apart(pattern)`, with objects like those of `pattern`."""
+    """`value`, which has the structure of `as_plain_attributes(pattern)`, with objects like those of `pattern`."""
     leaves, structure = pytree.tree_flatten(pattern)
     if not any(map(holds_tensors, leaves)):
         return value
@@ -108,7 +108,7 @@ def signature_of(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> inspect.
 
 @contextmanager
 def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """For the time of an export: the module takes what `taken_apart` makes of these arguments, and returns so too.
+    """For the time of an export the module takes what `as_plain_attributes` makes of its arguments, and returns so too.
 
     Yields a list that gets the results of its calls, as the module returns them.
     """
@@ -123,7 +123,7 @@ def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
         for name, value in bound.arguments.items():
             bound.arguments[name] = put_together(patterns.get(name), value)
         results.append(forward(*bound.args, **bound.kwargs))
-        return taken_apart(results[-1])
+        return as_plain_attributes(results[-1])
 
     plain.__signature__ = signature_of(module, kwargs)  # type: ignore[attr-defined]
     module.forward = plain

@@ -70,8 +70,8 @@ def deciding(asserted: bool = False, ones: bool = True) -> Iterator[list[Assumpt
 
     def decided(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
         envs[self] = None
-        by_user = _is_asked_by_user()
-        left_out = _is_asked_by(_OF_MEMORY) or (asserted and not _is_asked_by(_ASSERTING))
+        by_user = _is_called_by_user()
+        left_out = _is_called_by(_OF_MEMORY) or (asserted and not _is_called_by(_ASSERTING))
         key = (id(self), expression, by_user, left_out)
         if key not in known:
             answers = _Answers.of(self, expression, found)
@@ -100,7 +100,7 @@ def questions() -> Iterator[list[Assumption]]:
     def recorded(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
         envs[self] = None
         key = (id(self), expression)
-        if getattr(expression, "free_symbols", ()) and key not in known and _is_asked_by_user():
+        if getattr(expression, "free_symbols", ()) and key not in known and _is_called_by_user():
             known.add(key)
             answers = _Answers.of(self, expression)
             if answers is not None and not answers.equal:
@@ -323,7 +323,7 @@ def _condition(answers: _Answers) -> Any:
     return sympy.Eq(answers.expression, answers.example)
 
 
-def _is_asked_by_user() -> bool:
+def _is_called_by_user() -> bool:
     """Whether code that branches on sizes asks, rather than one of PyTorch's operators."""
     is_question = False
     frame: Any = sys._getframe(1)
@@ -339,7 +339,7 @@ def _is_asked_by_user() -> bool:
     return False
 
 
-def _is_asked_by(names: frozenset[str]) -> bool:
+def _is_called_by(names: frozenset[str]) -> bool:
     """Whether one of the functions asks, or what it calls near by."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_BETWEEN):

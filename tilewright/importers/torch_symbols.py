@@ -228,7 +228,7 @@ class SymbolTable:
         return self._function(expression)
 
     def _symbol(self, name: str) -> Size:
-        if name not in self.sizes and self.run_time and self._is_told(name) and name not in self.truths:
+        if name not in self.sizes and self.run_time and self._is_found_at_run_time(name) and name not in self.truths:
             bounds = self.ranges[name]
             self.sizes[name] = self.builder.run_time_symbol("size", max(0, int(bounds.lower)), _end(bounds))
         if name not in self.sizes:
@@ -279,7 +279,7 @@ class SymbolTable:
         self.builder.op("extent", [number], element=0, size=size, what=subject)
         return size
 
-    def _is_told(self, name: str) -> bool:
+    def _is_found_at_run_time(self, name: str) -> bool:
         """Whether a symbol stands for a size that the run finds: never negative."""
         bounds = self.ranges.get(name)
         return symbol_is_type(sympy.Symbol(name), SymT.UNBACKED_INT) and bounds is not None and bool(bounds.lower >= 0)

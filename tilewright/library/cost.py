@@ -1,7 +1,7 @@
 """The expected time of a kernel call: the analytical model that ranks candidates.
 
 seconds = launch + max(compute, memory) / parallel efficiency, with the rates of a `Machine`.
-The model ranks; it is not a promise of speed (law 11).
+The model ranks; it is not a promise of speed.
 """
 
 from __future__ import annotations

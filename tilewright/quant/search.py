@@ -199,7 +199,7 @@ class _Search:
         while True:
             assignment = self._assigned(accepted, candidates)
             engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
-            drop = self._held_back_drop(plain, engine)
+            drop = self._drop_on_unseen(plain, engine)
             if drop <= self.max_drop:
                 break
             self.beyond.append((drop, len(assignment)))
@@ -387,7 +387,7 @@ class _Search:
     def _refuse(self) -> NoReturn:
         """Raise the error that says how near the search came."""
         drop, layers = min(self.beyond)
-        bound, least = _told_apart(self.max_drop, drop)
+        bound, least = _distinct_percentages(self.max_drop, drop)
         raise PrecisionBoundError(
             f"no layer can be in narrow numbers within a drop of {bound}: the least that was lost is {least}, with "
             f"{layers} of {len(self.layers)} layers. Allow more, or build in floats"
@@ -429,7 +429,7 @@ class _Search:
     def _inputs(self, sample: Sample) -> dict[str, np.ndarray]:
         return {item.name: np.asarray(sample[item.name]).astype(item.dtype.numpy) for item in self.graph.inputs}
 
-    def _held_back_drop(self, plain: Engine, engine: Engine) -> float:
+    def _drop_on_unseen(self, plain: Engine, engine: Engine) -> float:
         self.progress("verify", f"on {len(self.verifying)} samples held back", 0.0)
         outputs = [[each.run(self._inputs(sample)) for sample in self.verifying] for each in (plain, engine)]
         return self._drop_of(outputs[0], outputs[1], self.verifying)
@@ -451,7 +451,7 @@ class _Search:
         return LayerChoice(name, node.op, node.source, pairs, chosen, why)
 
 
-def _told_apart(*parts: float) -> list[str]:
+def _distinct_percentages(*parts: float) -> list[str]:
     """Numbers that differ in percent, with digits enough to see it."""
     every = ([f"{100 * part:.{digits}g}%" for part in parts] for digits in range(3, 18))
     return next((texts for texts in every if len(set(texts)) == len(parts)), [str(part) for part in parts])

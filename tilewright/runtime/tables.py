@@ -29,7 +29,7 @@ def attention_schedule(
     pairs = batches * heads
     grid = min(tiles * pairs, processors)
     if not causal:
-        return _dealt_out(np.arange(pairs)[:, None] << 16 | np.arange(tiles)[None, :], grid)
+        return _round_robin(np.arange(pairs)[:, None] << 16 | np.arange(tiles)[None, :], grid)
     blocks = -(-keys // block)
     last = np.minimum((np.arange(tiles) + 1) * tile, queries) + keys - queries
     cost = np.clip(-(-last // block), 1, blocks).tolist()
@@ -49,7 +49,7 @@ def attention_schedule(
     return table
 
 
-def _dealt_out(entries: np.ndarray, rows: int) -> np.ndarray:
+def _round_robin(entries: np.ndarray, rows: int) -> np.ndarray:
     """Entries in order, one to each row in turn, each row ended by -1."""
     columns = -(-entries.size // rows) + 1
     table = np.full((columns, rows), -1, np.int32)

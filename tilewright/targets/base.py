@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing the compiler tells its user about a kernel (law 7), with the source line."""
+    """One thing the compiler reports about a kernel, with the source line."""
 
     severity: str  # "note" or "warning"
     message: str

@@ -54,7 +54,7 @@ def _normalised_sums(graph: Graph, most: int) -> set[Value]:
             x is not None
             and len(following) == 1
             and following[0].op == "matmul"
-            and _is_taken(following[0], node, graph, most)
+            and _will_be_computed(following[0], node, graph, most)
         ):
             found.add(x)
     sums = (node for node in graph.nodes if node.op == "add" and node.output in found)
@@ -77,7 +77,7 @@ def take_norms(drafts: Drafts, remarks: list[str]) -> None:
         if number is None or drafts.readers[drafts.nodes[number].output] != [index]:
             continue
         norm, draft, other = drafts.nodes[number], drafts.owner[index], drafts.owner[number]
-        if norm.output in drafts.results or not _is_taken(node, norm, drafts.graph, drafts.kernels.normed_rows):
+        if norm.output in drafts.results or not _will_be_computed(node, norm, drafts.graph, drafts.kernels.normed_rows):
             continue
         if drafts.may_merge(other, draft):
             drafts.merge(draft, other)
@@ -104,7 +104,7 @@ def _round_at_once(drafts: Drafts, value: Value | None, remarks: list[str]) -> N
         remarks.append(f"%{exact.name} is stored in float32, and rounded, by the product that ends in it")
 
 
-def _is_taken(node: Node, norm: Node, graph: Graph, most: int) -> bool:
+def _will_be_computed(node: Node, norm: Node, graph: Graph, most: int) -> bool:
     """Whether a product will compute a norm of up to `most` rows, if nobody else reads that."""
     bare = all(item is None for item in norm.inputs[1:])
     return bare and node.inputs[1] in graph.constants and _fits(node, norm, most)

@@ -79,7 +79,7 @@ def _check_elements(call: OnnxCall, x: Value, axis: int) -> None:
             continue
         if lower_bound(count) > upper_bound(extent):
             raise Invalid(f"the indices {indices!r} reach beyond dimension {place} of {x!r}")
-        if call.is_told(count) or call.is_told(extent):
+        if call.is_found_at_run_time(count) or call.is_found_at_run_time(extent):
             call.require_equal(count, extent)
         else:
             raise Unsupported(f"indices {indices!r} that may reach beyond dimension {place} of {x!r}", "fix both sizes")

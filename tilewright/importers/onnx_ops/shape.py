@@ -130,7 +130,7 @@ def expand(call: OnnxCall) -> Value:
     x, target = call[0], call.sizes(1)
     not_negative(target, "the sizes")
     pairs = zip(x.shape[::-1], target[::-1], strict=False)
-    if any(1 not in pair and pair[0] != pair[1] and any(map(call.is_told, pair)) for pair in pairs):
+    if any(1 not in pair and pair[0] != pair[1] and any(map(call.is_found_at_run_time, pair)) for pair in pairs):
         return run_time.expand(call, x)  # one of the two may be 1
     return call.broadcast(x, stretched_shape(x.shape, target))
 

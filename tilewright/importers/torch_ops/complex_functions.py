@@ -216,14 +216,14 @@ def variance_and_mean(call: TorchCall, x: Complex, *args: Any, **kwargs: Any) ->
     return call.op("add", found[0][0], found[1][0]), Complex(found[0][1], found[1][1])
 
 
-def _asked_of_parts(ask: str, join: str) -> Callable[[TorchCall, Complex], Value]:
+def _of_each_part(ask: str, join: str) -> Callable[[TorchCall, Complex], Value]:
     def apply(call: TorchCall, x: Complex) -> Value:
         return call.op(join, *(call.op(ask, part) for part in (x.real, x.imaginary)))
 
     return apply
 
 
-TABLE.add("isnan.default", _asked_of_parts("isnan", "logical_or"))
+TABLE.add("isnan.default", _of_each_part("isnan", "logical_or"))
 
 
 @rule("cumprod.default")

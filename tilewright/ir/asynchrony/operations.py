@@ -199,9 +199,9 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
         raise ExecutionError(f"the parity of a phase is 0 or 1, not {parity}", "keep it with ring_position, or & 1")
     last = agent.known.phases.get(barrier, -1)
     target = last if last & 1 == parity else last + 1
-    _not_behind(barrier, target, parity)
+    _check_phase(barrier, target, parity)
     yield Wait(lambda: barrier.phase > target, lambda: _waits(barrier, target, parity), operation)
-    _not_behind(barrier, target, parity)
+    _check_phase(barrier, target, parity)
     if target == agent.phases.get(barrier):
         agent.again = f"a wait for parity {parity} of {barrier.name} passed on a phase that it had seen before"
         agent.last_wait = ("again", agent.again)
@@ -219,7 +219,7 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
     return []
 
 
-def _not_behind(barrier: Mbarrier, target: int, parity: int) -> None:
+def _check_phase(barrier: Mbarrier, target: int, parity: int) -> None:
     if barrier.phase > target + 1:
         raise ExecutionError(
             f"wrong phase: the wait for parity {parity} of {barrier.name} means phase {target}, which is over: "

@@ -52,9 +52,9 @@ def promote_operands(
             broadcast_shapes(left.shape, right.shape)
         element = promote(left.number, right.number, division)
     elif isinstance(left, tensor):
-        element, right = _beside_literal(right, left, division)
+        element, right = _with_literal(right, left, division)
     elif isinstance(right, tensor):
-        element, left = _beside_literal(left, right, division)
+        element, left = _with_literal(left, right, division)
     else:
         left, right = to_tensor(left), to_tensor(right)
         element = promote(left.number, right.number, division)
@@ -63,7 +63,7 @@ def promote_operands(
     return first, second
 
 
-def _beside_literal(literal: Any, value: tensor, division: bool) -> tuple[DType, Any]:
+def _with_literal(literal: Any, value: tensor, division: bool) -> tuple[DType, Any]:
     """The common dtype of a literal and a tensor, and the literal (a tensor if it was typed on its own)."""
     own = literal_with_tensor(literal, value.number)
     if own == value.number:

@@ -20,7 +20,7 @@ from tilewright.library.matmul.launch import gemm_call
 from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, as_sum_of_products, describe, norm_in_front
 from tilewright.library.matmul.simt_parts import in_parts, product_part
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_tiles, simt_problem, varied_tiles
-from tilewright.library.matmul.simt_transposed import of_turned_operands
+from tilewright.library.matmul.simt_transposed import of_transposed_operands
 from tilewright.library.reduce.simt import gpu_reduction
 from tilewright.library.rows.simt import gpu_rows
 from tilewright.library.slots import Slots, epilogue_slots
@@ -28,8 +28,8 @@ from tilewright.library.split import split_group
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
-PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
-TURNED_FORMS = 2  # of them with operands that are turned ahead
+PLAIN_CONFIGS = 6  # tiles of the plain kernel that are candidates
+TRANSPOSED_CONFIGS = 2  # of them with operands that are turned ahead
 _MUCH_SOONER = 0.7  # of the time of other candidates: what products of 16 bits in parts must take at most
 _COPY_BYTES = 16  # of the largest copies to shared memory
 
@@ -75,10 +75,10 @@ def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Cand
             found = hopper_products(problem, epilogue_slots(bare, graph), group, target, graph, norm)
     except NotImplementedError:  # of what follows the product
         found = []
-    return found or _behind_norm(bare, norm, graph, target)
+    return found or _after_norm(bare, norm, graph, target)
 
 
-def _behind_norm(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
+def _after_norm(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
     """A norm by a kernel of its own, then each candidate of the product that reads it."""
     inputs = [value for value in norm.inputs if value is not None]
     first, *_ = gpu_rows(Group("reduction", [norm], inputs, [norm.output], norm, group.name), graph, target)
@@ -106,8 +106,8 @@ def product_candidates(
     are constants."""
     plain = _plain(problem, slots, group, target)
     if graph is not None:
-        tiles = partial(_tiled, slots=slots, group=group, target=target, most=TURNED_FORMS)
-        plain += of_turned_operands(problem, graph, target, tiles)
+        tiles = partial(_tiled, slots=slots, group=group, target=target, most=TRANSPOSED_CONFIGS)
+        plain += of_transposed_operands(problem, graph, target, tiles)
     found = [*plain, *hopper_products(problem, slots, group, target, graph)]
     if problem.a.dtype.is_float and problem.a.dtype.bits == 16:
         # Clusters divide a depth among two CTAs at most.
@@ -139,7 +139,7 @@ def _epilogue_seconds(problem: GraphProduct, slots: Slots, target: Target) -> fl
 
 
 def _tiled(
-    problem: GraphProduct, slots: Slots, group: Group, target: Target, most: int = PLAIN_FORMS
+    problem: GraphProduct, slots: Slots, group: Group, target: Target, most: int = PLAIN_CONFIGS
 ) -> list[Candidate]:
     """`library.matmul.kernel` in tiles for a GPU, with a variant for each range of rows that can occur.
 

@@ -30,7 +30,7 @@ _LEAST_WORK = 1 << 32  # multiply-adds of which another launch is a small part
 _RIGHT_TURNED, _BOTH_TURNED, _LEFT_TURNED = 0.95, 0.9, 0.96
 
 
-def of_turned_operands(
+def of_transposed_operands(
     problem: GraphProduct, graph: Graph, target: Target, candidates: Callable[[GraphProduct], list[Candidate]]
 ) -> list[Candidate]:
     """The `candidates` of the same product with a right operand along the depth turned, and those with its left operand

@@ -206,7 +206,7 @@ class _Maker:
         shift = self._shift(node)
         if shift is None:
             return None
-        tops = self._reductions_behind(shift)
+        tops = self._reductions_of(shift)
         source = self._shifted(node)
         same = [top for top in tops if top.op == "reduce_max" and top.inputs[0] is source]
         return (POWERS, same[0]) if same and len({top.inputs[0] for top in tops}) == 1 and same == tops else None
@@ -226,7 +226,7 @@ class _Maker:
         shift = self._unshaped(difference.inputs[1])
         return shift if shift is not None and product(shift.shape) == self.space.rows else None
 
-    def _reductions_behind(self, value: Value) -> list[Node]:
+    def _reductions_of(self, value: Value) -> list[Node]:
         """The nearest reductions that a value follows from."""
         found: dict[int, Node] = {}
         waiting: list[Value | None] = [value]

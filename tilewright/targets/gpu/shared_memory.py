@@ -51,14 +51,14 @@ def allocate(
     start = min((start for start, _ in rings.values()), default=0)
     scratch, ends = dict[Operation, int](), list[int]()
     for part, first in zip(parts, (base, start), strict=True):
-        places, end = _in_turns(function, part, first)
+        places, end = _ring_offsets(function, part, first)
         scratch |= places
         ends.append(end)
     intervals = {operation: (place, place + sizes[operation]) for operation, place in scratch.items()}
     return Allocation(max(base, *ends), scratch, frozenset(_Hazards(intervals, rings).find(function.region)))
 
 
-def _in_turns(function: Function, sizes: Mapping[Operation, int], base: int) -> tuple[dict[Operation, int], int]:
+def _ring_offsets(function: Function, sizes: Mapping[Operation, int], base: int) -> tuple[dict[Operation, int], int]:
     """The places of operations one after the other in a ring from `base` on, and where they end."""
     largest = max(sizes.values(), default=0)
     ring = max(2 * largest if largest <= _TWICE_BYTES else largest, _RING_BYTES)

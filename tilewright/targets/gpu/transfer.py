@@ -85,14 +85,14 @@ def blocked_layout(
     fewer = tuple(extent // each if position == scanned else extent for position, extent in enumerate(extents))
     blocked = coalesce(fewer, Facts(contiguity, runs), 1, warps, lanes)
     if combined is not None:
-        blocked = replace(blocked, warps=_warps_beside(blocked, fewer, combined, warps))
+        blocked = replace(blocked, warps=_warp_counts(blocked, fewer, combined, warps))
     if each > 1:
         own = (count * each if position == scanned else count for position, count in enumerate(blocked.elements))
         blocked = replace(blocked, elements=tuple(own))
     return on_threads(blocked.layout(extents), lanes, warps)
 
 
-def _warps_beside(blocked: Blocked, extents: Sequence[int], combined: int, warps: int) -> tuple[int, ...]:
+def _warp_counts(blocked: Blocked, extents: Sequence[int], combined: int, warps: int) -> tuple[int, ...]:
     """The warps along each axis; along `combined` only those for which the others have no room."""
     order = (*(other for other in blocked.order if other != combined), combined)
     counts, left = [1] * len(extents), warps

@@ -121,7 +121,7 @@ def assemble(text: str, symbol: str, target: NvidiaTarget, options: AssemblyOpti
     if options.maxnreg is not None:
         ptx = _limit_registers(ptx, symbol, options.maxnreg)
     started = time.perf_counter()
-    with _told_where_slow(symbol, ptx):
+    with _logged_when_slow(symbol, ptx):
         cubin, log = find_assembler().assemble(ptx, target.architecture, options)
         resources, remarks = parse_report(log, symbol)
         roomier = _roomier(ptx, symbol, resources)
@@ -137,7 +137,7 @@ def assemble(text: str, symbol: str, target: NvidiaTarget, options: AssemblyOpti
 
 
 @contextmanager
-def _told_where_slow(symbol: str, ptx: str) -> Iterator[None]:
+def _logged_when_slow(symbol: str, ptx: str) -> Iterator[None]:
     """Log why nothing seems to happen where an assembler takes long, as it does for blocks that fit no registers."""
     text = (
         "the assembler has been working on kernel '%s' for %g s (%d lines of PTX): blocks of thousands of elements a "

@@ -44,7 +44,7 @@ def unsupported(problem: MatmulProblem, target: Target) -> str:
     )
 
 
-def _may_take_turns(problem: MatmulProblem) -> bool:
+def _may_overlap_tiles(problem: MatmulProblem) -> bool:
     """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
     return problem.rows > ONE_WAVE_ROWS and (problem.cost.work > 0 or problem.depth * problem.input.itemsize <= 16384)
 
@@ -93,7 +93,7 @@ def candidate_configs(problem: MatmulProblem, machine: Machine) -> list[MatmulCo
     few, most = problem.rows <= 64, problem.most_rows
     configs = []
     tile_rows = [(64, 1, False)] if few else [(64, 1, False), (128, 2, False), (192, 3, False), (256, 2, False)]
-    tile_rows += [(64, 2, True), (128, 2, True)] if _may_take_turns(problem) else []
+    tile_rows += [(64, 2, True), (128, 2, True)] if _may_overlap_tiles(problem) else []
     step = 8 if problem.input.is_float and problem.output.itemsize > 1 else 16
     given, made = tl.dtype(problem.input), tl.dtype(problem.output)
     for BM, consumers, ping_pong in tile_rows:
