@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 import tilewright
 from tilewright.graph import reference
 from tilewright.importers import import_model
+from tilewright.importers.torch_mutations import written_copies
 from tilewright.importers.torch_proved import RangeBroken, stopping
 
 
@@ -55,6 +56,15 @@ def _to_an_even_length(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] < 12 else x.new_ones((x.shape[0] + 1) // 2 * 2)
 
 
+def _written_flat(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """With one row, the transposed matrix lies as it is needed, and what is written to is no copy."""
+    y = x.sin()
+    flat = y.t().contiguous().view(-1)
+    flat.add_(1)
+    y.transpose(0, 1).reshape(-1)[:2] = 5.0
+    return y, flat
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "dynamic"),
     [
@@ -63,8 +73,9 @@ def _to_an_even_length(x: torch.Tensor) -> torch.Tensor:
         (_apart, ((5,), (3,)), {"x": {0: ("n", 1, 6)}, "y": {0: ("m", 1, 6)}}),
         (_of_a_length, ((10,),), {"x": {0: ("n", 1, 40)}}),
         (_to_an_even_length, ((6,),), {"x": {0: ("n", 1, 1100)}}),
+        (_written_flat, ((3, 4),), {"x": {0: ("n", 1, 5), 1: ("m", 1, 4)}}),
     ],
-    ids=["windows", "loop", "lengths", "one length", "even length"],
+    ids=["windows", "loop", "lengths", "one length", "even length", "writes"],
 )
 def test_each_way_that_code_takes_for_some_sizes(function: Any, shapes: Any, dynamic: Any) -> None:
     graph = import_model(function, tuple(map(torch.ones, shapes)), dynamic)
@@ -261,3 +272,16 @@ def test_progress_says_which_way_of_the_code_is_exported() -> None:
     items = [item for stage, item in reported if stage == "import"]
     assert items[:3] == ["function", "torch.export of _to_an_even_length", "operations of _to_an_even_length"]
     assert "torch.export of the way of rows 11" in items
+
+
+class _Flattened(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).transpose(1, 2).reshape(x.shape[0], -1)
+        y += 1
+        return y.relu_()
+
+
+def test_a_copy_that_nobody_reads_afterwards_needs_no_other_way() -> None:
+    sizes = ({0: torch.export.Dim.AUTO},)
+    program = torch.export.export(_Flattened(), (torch.ones(2, 3, 4),), dynamic_shapes=sizes)
+    assert not written_copies(program)

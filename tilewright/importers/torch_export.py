@@ -55,7 +55,7 @@ from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of, problem_of
 from tilewright.importers.torch_gradients import needs_gradients
 from tilewright.importers.torch_lists import each_of_lists
-from tilewright.importers.torch_mutations import MODULE_STATE, written_by
+from tilewright.importers.torch_mutations import MODULE_STATE, written_by, written_copies
 from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import as_plain_attributes, plain_calls, plain_fields, signature_of
 from tilewright.importers.torch_operators import composites, operators_listed_once
@@ -184,6 +184,7 @@ def _import_module(
         assumed: list[Assumption] = []  # of sizes
         report(f"torch.export of {name}")
         program = export_program(module, args, kwargs, native, whole, assumed)
+        assumed += written_copies(program)
         names = own_names([leaf for leaf, _ in named_leaves(module, args, kwargs)[1]])
         fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
 

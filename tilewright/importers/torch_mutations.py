@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sympy
+import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from tilewright.importers.torch_assumed import Assumption, line_of_node
+from tilewright.importers.torch_nodes import is_view
+
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
+_MAYBE_COPIES = ("contiguous", "reshape", "reshape_as", "flatten")  # views of a tensor that lies as they need it
 _OF_EMBEDDINGS = {"embedding", "embedding_renorm", "output"}
 MODULE_STATE = {InputKind.BUFFER: "buffer", InputKind.PARAMETER: "parameter"}
 
@@ -26,6 +33,68 @@ def written_by(program: ExportedProgram) -> set[str]:
             if own is None or _unchanged(node) is not own:
                 found.add(str(spec.target))
     return found
+
+
+def written_copies(program: ExportedProgram) -> list[Assumption]:
+    """That sizes are not 1 by which what the code writes to is a copy: with 1 it may be a view.
+
+    ``x.t().contiguous().add_(1)`` changes ``x`` as well where one of its sizes is 1.  `program`: as exported, with its
+    writes.
+    """
+    found: dict[Any, Assumption] = {}
+    places = {node: place for place, node in enumerate(program.graph.nodes)}
+    for node in places:
+        for written in _written(node):
+            for source in _copied(written):
+                if not _is_read_after(source, node, places):
+                    continue
+                for size in source.meta["val"].shape:
+                    if isinstance(size, torch.SymInt) and len(size.node.expr.free_symbols) == 1:
+                        (symbol,) = size.node.expr.free_symbols
+                        found.setdefault(symbol, Assumption(sympy.Ne(symbol, 1), line_of_node(node), only_one=True))
+    return list(found.values())
+
+
+def _written(node: fx.Node) -> Iterator[fx.Node]:
+    """The tensors that a call writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op == "call_function" and schema is not None and schema.is_mutable:
+        for number, argument in enumerate(schema.arguments):
+            value = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
+                yield value
+
+
+def _copied(node: fx.Node) -> Iterator[fx.Node]:
+    """What a tensor is a copy of, where it may be a view of it with other sizes."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        source = node.args[0]
+        if _name(node) in _MAYBE_COPIES:
+            value = source.meta.get("val")
+            if isinstance(value, torch.Tensor) and not value.is_contiguous():
+                yield source
+        elif not _shares_memory(node):
+            return
+        node = source
+
+
+def _is_read_after(node: fx.Node, write: fx.Node, places: Mapping[fx.Node, int]) -> bool:
+    """Whether a tensor, or one that shares its memory, is read after a write, or belongs to the caller."""
+    while node.op == "call_function" and _shares_memory(node):
+        node = node.args[0]  # type: ignore[assignment]
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or any(places[user] > places[write] for user in node.users):
+            return True
+        waiting += [user for user in node.users if _shares_memory(user) and _name(user) not in _MAYBE_COPIES]
+    return False
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    """Whether a call returns its first argument, or a view of it."""
+    first = node.args[0] if node.args else None
+    return isinstance(first, fx.Node) and (is_view(node) or first in _written(node))
 
 
 def _unchanged(node: fx.Node) -> fx.Node:
