@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tilewright.llm.blocks import BlockPool, next_digest, root_digest
+from tilewright.llm.block_pool import BlockPool, next_digest, root_digest
 
 ROOT = root_digest("")
 
@@ -130,7 +130,7 @@ def test_salts_and_beginnings_are_part_of_the_digest():
 
 def test_a_collision_gives_no_block(monkeypatch):
     """Tokens are compared: a digest that two contents share does not make them one."""
-    monkeypatch.setattr("tilewright.llm.blocks.next_digest", lambda before, tokens: b"same")
+    monkeypatch.setattr("tilewright.llm.block_pool.next_digest", lambda before, tokens: b"same")
     pool = BlockPool(2, 2)
     pool.publish(pool.allocate(), ROOT, (1, 2))
     assert pool.find(ROOT, (1, 2)) is not None

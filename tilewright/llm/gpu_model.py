@@ -20,10 +20,10 @@ import numpy as np
 
 from tilewright.dtypes import BY_NAME
 from tilewright.engine.engine import Engine
-from tilewright.llm.histories import Histories
 from tilewright.llm.model import Chunk, Model, Rows
 from tilewright.llm.sampling import GREEDY, Draw
 from tilewright.llm.step import Limits
+from tilewright.llm.token_counts import TokenCounts
 from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
 from tilewright.runtime.cuda.streams import StreamMark
@@ -87,7 +87,7 @@ class GPUModel(Model):
         self._steps: dict[StepSizes, PreparedStep] = {}
         self._filled: list[PreparedStep | None] = [None] * _PLACES  # whose inputs are in the memory that all share
         self._each = np.arange(limits.sequences, dtype=np.int32)
-        self._histories = Histories(limits.sequences, vocabulary)
+        self._token_counts = TokenCounts(limits.sequences, vocabulary)
 
     @property
     def _spare_slot(self) -> int:
@@ -108,9 +108,9 @@ class GPUModel(Model):
         self._done[place].wait()  # the host's memory is read, and written, until then
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
         if any(draw is not None and draw.history is not None for draw in draws):
-            if self._histories.make_room():
+            if self._token_counts.make_room():
                 self._steps.clear()  # their tables are others now
-            self._histories.hold(draws)
+            self._token_counts.hold(draws)
         step = self._filled_step(chunks, draws, place)
         try:
             self._inputs_memory.upload(step.bytes, place)
@@ -178,7 +178,7 @@ class GPUModel(Model):
         self._make_room(sizes.rows)
         memory, vocabulary = self._inputs_memory, self._logits.shape[1]
         here: list[dict[str, np.ndarray]] = [{} for _ in range(_PLACES)]
-        tables = {"seen": self._histories.seen, "biases": self._histories.biases}
+        tables = {"seen": self._token_counts.seen, "biases": self._token_counts.biases}
         there: dict[str, Any] = {**self._pools, **tables, "previous": self._previous}
         end = 0
         for name, shape, begin, end in self._places(sizes):
@@ -233,7 +233,7 @@ class GPUModel(Model):
         rows = [(row, draw) for row, draw in enumerate(draws) if draw is not None and draw is not GREEDY]
         if rows:
             places = [row for row, _ in rows]
-            columns = zip(*(draw[:5] + self._histories.numbers(draw) for _, draw in rows), strict=True)
+            columns = zip(*(draw[:5] + self._token_counts.numbers(draw) for _, draw in rows), strict=True)
             for name, values in zip(_DRAWS, columns, strict=True):
                 inputs[name][places] = values
 

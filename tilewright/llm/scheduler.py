@@ -19,7 +19,7 @@ import bisect
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tilewright.llm.blocks import BlockPool, next_digest, root_digest
+from tilewright.llm.block_pool import BlockPool, next_digest, root_digest
 from tilewright.llm.step import Limits
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.global_tensor import GlobalTensor
-from tilewright.ir.asynchrony.hazards import conflict_error, not_written, unfenced, wrong_count
+from tilewright.ir.asynchrony.hazard_messages import conflict_error, not_written, unfenced, wrong_count
 from tilewright.ir.asynchrony.memory import BufferAccess, SharedTile, conflicts, overwrite, poison, record
 from tilewright.ir.asynchrony.synchronisation import Knowledge, Mbarrier, NamedBarrier
 from tilewright.ir.core import Operation

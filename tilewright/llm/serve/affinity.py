@@ -2,7 +2,7 @@
 to do.  Policy without a network.
 
 A prompt is known by digests of its beginning, each of a block and the digest before it, as pages of keys and values
-are (`blocks.py`), but of bytes, so that no tokenizer is needed.
+are (`block_pool.py`), but of bytes, so that no tokenizer is needed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
 _NOTHING = (0, 0.0, 0.0, 1.0)
 
 
-class Histories:
+class TokenCounts:
     """The tables; their first row is nobody's.  They are small until a text needs them."""
 
     def __init__(self, texts: int, vocabulary: int) -> None:
