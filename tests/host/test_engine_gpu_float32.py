@@ -15,6 +15,7 @@ from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float16, float32
 from tilewright.engine.engine import Engine
+from tilewright.errors import CompilationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.passes.fuse import fuse
@@ -24,6 +25,7 @@ from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_parts, ranked_tiles, seconds_of
 from tilewright.library.select import candidates
 from tilewright.runtime.plan import TiledReference
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 
 GPU = NvidiaTarget.named("sm_90a").machine()
@@ -198,6 +200,13 @@ def test_an_sm_holds_as_many_ctas_as_a_bound_says(architecture: str) -> None:
         assert count * taken <= target.shared_bytes_per_multiprocessor < (count + 1) * taken
         assert target.least_shared_bytes(count) <= target.shared_bytes
     assert target.least_shared_bytes(0) == target.least_shared_bytes(200) == 0
+
+
+def test_a_bound_on_ctas_is_a_number() -> None:
+    assert NvidiaOptions.of_launch({"ctas_per_sm": None}).ctas_per_sm == 0
+    for wrong in (-1, 1.5, "two"):
+        with pytest.raises(CompilationError, match="ctas_per_sm is 1 or more"):
+            NvidiaOptions.of_launch({"ctas_per_sm": wrong})
 
 
 @pytest.mark.parametrize(("rows", "shared"), [(1024, True), (65536, False), ("rows", False)])

@@ -74,8 +74,8 @@ from tilewright.targets.registry import backend_of, get_target
 
 # Options of code for GPUs: `debug` keeps device_assert, on the CPU too; docs/internals/nvidia-target.md has the others.
 GPU_OPTIONS = frozenset(
-    "num_warps num_stages num_ctas cluster maxnreg debug enable_fp_fusion launch_cooperative_grid launch_pdl "
-    "dependent_launch wait_at_entry ptxas_options opt_level line_info strict ir_override".split()
+    "num_warps num_stages num_ctas ctas_per_sm cluster maxnreg debug enable_fp_fusion launch_cooperative_grid "
+    "launch_pdl dependent_launch wait_at_entry ptxas_options opt_level line_info strict ir_override".split()
 )
 # Keywords that other back ends tune by are accepted, and ignored where they have no meaning.
 LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
@@ -84,9 +84,9 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
 )
 FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target
 # `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and
-# `check_bounds`, `passes.grid_axes` what `grid_axes` are, `targets.nvidia.options` what `ctas_per_sm` is.  With
-# `wide_grid` places in the grid are numbers of 64 bits.
-_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes", "wide_grid", "ctas_per_sm"))
+# `check_bounds`, `passes.grid_axes` what `grid_axes` are.  With `wide_grid`
+# places in the grid are numbers of 64 bits.
+_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes", "wide_grid"))
 Types = Mapping[str, Any]
 
 

@@ -11,8 +11,8 @@ from tilewright.passes.grid_axes import PLAIN, Axes
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 
 OPTION_NAMES = frozenset(
-    "num_warps num_stages cluster maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl dependent_launch "
-    "wait_at_entry ptxas_options opt_level line_info strict".split()
+    "num_warps num_stages ctas_per_sm cluster maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl "
+    "dependent_launch wait_at_entry ptxas_options opt_level line_info strict".split()
 )
 
 
@@ -48,6 +48,9 @@ class NvidiaOptions:
         stages = given.get("num_stages")
         if stages is not None and not (isinstance(stages, int) and stages >= 0):
             raise CompilationError(f"num_stages is 1 or more (0: the compiler's choice), not {stages!r}")
+        bound = given.get("ctas_per_sm") or 0
+        if not (isinstance(bound, int) and bound >= 0):
+            raise CompilationError(f"ctas_per_sm is 1 or more (0: as many as fit), not {bound!r}")
         cluster = given.get("cluster")
         return cls(
             num_warps=given.get("num_warps"),
@@ -58,7 +61,7 @@ class NvidiaOptions:
             early=any(given.get(name) for name in ("dependent_launch", "launch_pdl", "wait_at_entry")),
             late=given.get("dependent_launch") is False,
             wait_at_entry=bool(given.get("wait_at_entry")),
-            ctas_per_sm=given.get("ctas_per_sm", 0),
+            ctas_per_sm=bound,
             grid_axes=tuple(given.get("grid_axes", PLAIN)),
             keep_texts=bool(given.get("keep_texts")),
             assembly=AssemblyOptions.from_options(given),
