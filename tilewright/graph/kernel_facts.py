@@ -62,13 +62,19 @@ class KernelFacts:
     plane_taps: int = 0  # of a line of windows that such a program writes out one after the other
     pooled_taps: int = 0  # of the largest window of a pool that one thread computes; larger ones are reductions
     pooled_windows: int = 0  # most windows that are reduced along one axis after the other
-    shared_taps: int = 0  # of channels-last windows that a thread has parts of in registers
+    shared_taps: int = 0  # of channels-last windows that a thread has parts of in registers,
+    least_shared_taps: int = _least()  # which pays for more taps than so many
+    channels_last_convolutions: int = _least()  # of images in a graph, from which on they are faster channels-last
+    separate_reads: int = _least()  # times the elements of a pool in two steps, above which one step reads too many
+    excitation_weights: int = 0  # of both products of a squeeze and excitation that every image reads
 
     # Attention
     block_queries: int = 0  # most queries of a head that a kernel has in one block (windows of images)
     block_keys: int = 0  # most keys of such a block
     widest_head: int = 0  # bytes of a head of which 16 rows of keys and values have room in shared memory
     register_head: int = 0  # numbers of a head all of which are kept in registers
+    score_bytes: int = 0  # of scores that are written down although a kernel has room for the heads,
+    scores_for_operand: int = 0  # and so many for each byte of the operands and the result
 
     # Sorting
     sorted_bits: int = 0  # of a number, by which one kernel sorts rows

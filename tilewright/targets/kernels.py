@@ -22,6 +22,12 @@ CPU_KERNELS = KernelFacts(
     sorted_bits=64,
     selected=8,
     compared_row=48,
+    least_shared_taps=16,
+    channels_last_convolutions=8,
+    separate_reads=2,
+    excitation_weights=1 << 18,
+    score_bytes=1 << 30,
+    scores_for_operand=8,
 )
 
 GPU_KERNELS = KernelFacts(
@@ -63,4 +69,10 @@ GPU_KERNELS = KernelFacts(
     selected=1,
     compared_pairs=1 << 24,
     network_row=512,
+    least_shared_taps=16,
+    channels_last_convolutions=8,
+    separate_reads=2,
+    excitation_weights=1 << 18,
+    score_bytes=1 << 30,
+    scores_for_operand=8,
 )

@@ -6,8 +6,6 @@ from tilewright.graph.core import Node
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.symbolic import product
 
-_MOST_WEIGHTS = 1 << 18  # elements of both products, which every image reads
-
 
 def join_excitations(drafts: Drafts, remarks: list[str]) -> None:
     """Merge a mean over the pixels of images, a product, what follows it, and a second product of its result.
@@ -21,7 +19,8 @@ def join_excitations(drafts: Drafts, remarks: list[str]) -> None:
         mean = None if first is None or not _is_product(drafts, first) else _only_source(drafts, first)
         if first is None or mean is None or mean.kind != "reduction" or len(mean.nodes) != 1:
             continue
-        if not _is_mean(drafts.nodes[mean.first]) or _weights(drafts, first) + _weights(drafts, second) > _MOST_WEIGHTS:
+        weights = _weights(drafts, first) + _weights(drafts, second)
+        if not _is_mean(drafts.nodes[mean.first]) or weights > drafts.kernels.excitation_weights:
             continue
         if not drafts.may_merge(first, second) or not drafts.may_merge(mean, first):
             continue

@@ -24,10 +24,7 @@ from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
-_SHARED = 16  # taps of channels-last windows from which on it pays that a thread has parts of them in registers
-_NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
 _POOLS = ("max_pool", "average_pool")
-_SEPARATE = 2  # times as many elements read, from which on two steps are faster: the first one writes what it has
 
 
 def convolutions_of_planes(graph: Graph, kernels: KernelFacts) -> Graph:
@@ -37,7 +34,9 @@ def convolutions_of_planes(graph: Graph, kernels: KernelFacts) -> Graph:
     if not kernels.exact:  # tensor cores multiply float32
         return graph
     images = [node for node in graph.nodes if node.op == "conv" and node.output.rank == 4]
-    network = len(images) >= _NETWORK and all(node.attributes["groups"] == 1 for node in images)
+    network = len(images) >= kernels.channels_last_convolutions and all(
+        node.attributes["groups"] == 1 for node in images
+    )
     return apply_rules(graph, {"conv": [partial(_convolution, network=network)]})
 
 
@@ -54,7 +53,7 @@ def _is_of_few_channels(node: Node, kernels: KernelFacts) -> bool:
     groups, taps = node.attributes["groups"], product(w.shape[2:])
     if groups == 1 or x.dtype not in (float32, float16, bfloat16) or not isinstance(taps, int):
         return False
-    small = _SHARED < taps <= kernels.shared_taps
+    small = kernels.least_shared_taps < taps <= kernels.shared_taps
     shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and small
     line = w.shape[-1]
     short = isinstance(line, int) and line <= kernels.plane_taps
@@ -87,13 +86,13 @@ def pools_of_volumes(graph: Graph, kernels: KernelFacts) -> Graph:
     """
     if any(node.op == "conv" for node in graph.nodes):
         return graph
-    return apply_rules(graph, {op: [partial(_of_volumes, most=kernels.pooled_taps)] for op in _POOLS})
+    return apply_rules(graph, {op: [partial(_of_volumes, kernels=kernels)] for op in _POOLS})
 
 
-def _of_volumes(node: Node, rewriter: GraphRewriter, most: int) -> Value | None:
+def _of_volumes(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     """A pool of [N, C, depth, height, width], each channel as a volume with one channel."""
     (x,) = node.inputs
-    if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node, most):
+    if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node, kernels):
         return None
     if not _fits_32_bits(product(x.shape[2:])):
         return None
@@ -104,13 +103,13 @@ def _of_volumes(node: Node, rewriter: GraphRewriter, most: int) -> Value | None:
     return rewriter.op("reshape", [result], shape=node.output.shape)
 
 
-def _is_separate(node: Node, most: int) -> bool:
+def _is_separate(node: Node, kernels: KernelFacts) -> bool:
     """Whether a pool of volumes is better done along the depth first, by what both read for an element of a slice; or
-    as reductions, whose threads share windows of more than so many elements."""
+    as reductions, whose threads share windows of more than `pooled_taps`."""
     deep, *across = node.attributes["kernel"]
     taps, step = product(across), product(node.attributes["strides"][1:])
     alone = deep == 1 or taps == 1  # it has one of both steps only
-    return alone or deep * taps > most or deep * taps > _SEPARATE * (step * deep + taps)
+    return alone or deep * taps > min(kernels.pooled_taps, kernels.separate_reads * (step * deep + taps))
 
 
 def pools_of_planes(graph: Graph) -> Graph:

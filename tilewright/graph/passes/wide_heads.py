@@ -17,9 +17,6 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
-_MOST_SCORE_BYTES = 1 << 30  # bytes of scores that are written down although a kernel has room for the heads,
-_TIMES_OPERANDS = 8  # and so many times those of the operands and the result
-
 
 def separate_wide_heads(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with attention of wide heads separated; the same graph when there is none.
@@ -39,7 +36,7 @@ def _separated(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Val
     dtype = query.dtype if query.dtype.itemsize >= 4 else float32
     most = max(upper_bound(size), upper_bound(values.shape[3]))
     scores_bytes = upper_bound(product([batch, heads, rows, keys])) * dtype.itemsize
-    separates = most > kernels.register_head and _is_cheap(node, scores_bytes)
+    separates = most > kernels.register_head and _is_cheap(node, scores_bytes, kernels)
     if most * query.dtype.itemsize <= kernels.widest_head and not separates:
         return None
     # Heads that share keys are rows of one product.
@@ -73,14 +70,13 @@ def _separated(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Val
     return rewriter.cast(rewriter.op("reshape", [result], shape=node.output.shape), node.output.dtype)
 
 
-def _is_cheap(node: Node, scores_bytes: int) -> bool:
+def _is_cheap(node: Node, scores_bytes: int, kernels: KernelFacts) -> bool:
     """Whether scores are worth writing down for attention that a kernel has room for, if slowly."""
     values = [*node.inputs[:3], node.output]
     operands = sum(upper_bound(product(each.shape)) * each.dtype.itemsize for each in values if each is not None)
     plain = len(node.inputs) <= 4 and not node.attributes["window"] and not node.attributes["softcap"]
-    return (
-        node.output.dtype.itemsize >= 4 and plain and scores_bytes <= min(_MOST_SCORE_BYTES, _TIMES_OPERANDS * operands)
-    )
+    most = min(kernels.score_bytes, kernels.scores_for_operand * operands)
+    return node.output.dtype.itemsize >= 4 and plain and scores_bytes <= most
 
 
 def _seen(node: Node, rewriter: GraphRewriter, rows: Size, keys: Size) -> list[Value]:
