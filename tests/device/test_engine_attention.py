@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.host.test_attention_limits import CASES as LIMITED
+from tests.host.test_attention_limits import agree, case
 from tests.host.test_engine_gpu_attention import appended, appending, decoding, packed
 from tests.quantized_attention import CASES, check, quantizing
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import bfloat16, float16
+from tilewright.dtypes import bfloat16, float16, float64
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 
@@ -117,3 +119,14 @@ def test_a_cache_is_read_before_its_last_row(
 def test_results_are_stored_quantized(name: str, rng: np.random.Generator) -> None:
     graph = quantizing(CASES[name])
     check(CASES[name], graph, build(graph, "cuda", tuning=Tuning(0)), rng)
+
+
+@pytest.mark.parametrize("given", LIMITED, ids=str)
+def test_windows_soft_caps_and_numbers_of_keys(given: tuple[Any, ...], rng: np.random.Generator) -> None:
+    for width, name in ((16, "hopper attention"), (12, "online softmax")):
+        graph = case(float16, *given, width=width)
+        engine = build(graph, "cuda", tuning=Tuning(0))
+        assert any(str(step.evidence["chosen"]).startswith(name) for step in engine.plan.steps)
+        exact = case(float64, *given, width=width)
+        for length in (1, 33, 100) if given[0] == "length" else (given[1],):
+            agree(engine, graph, length, rng, exact)
