@@ -15,7 +15,7 @@ import json  # noqa: E402
 import platform  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Mapping  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -28,20 +28,27 @@ def alternate(
     rounds: int = 5,
     seconds: float = 1.0,
     clock: Callable[[], float] = time.perf_counter,
+    before: Mapping[str, Callable[[], Any]] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Time functions alternately with `clock`: in each round, each of them runs for about `seconds`.
 
+    `before` has functions to call, outside the clock, before each call of those of the same names.
     Returns milliseconds by name: the median over rounds of each round's median, and the best round's.
     """
     medians: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-        run()
+    prepare = {name: (before or {}).get(name) for name in runs}
+    for name, run in runs.items():
+        for _ in range(2):
+            if prepare[name] is not None:
+                prepare[name]()
+            run()
     for _ in range(rounds):
         for name, run in runs.items():
             times: list[float] = []
             end = time.perf_counter() + seconds
             while time.perf_counter() < end or len(times) < 3:
+                if prepare[name] is not None:
+                    prepare[name]()
                 began = clock()
                 run()
                 times.append(clock() - began)

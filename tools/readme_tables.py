@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def table(data: dict[str, Any]) -> str:
         return conformance_table.markdown(data)
     if "runs" in data and "architectures" in data["runs"][0]:
         return architectures_table.markdown(data)
+    if "programs" in data:
+        return programs_table(data)
     if "breadth" in data:
         return breadth_table(data)
     if "kernelbench" in data:
@@ -69,6 +72,31 @@ def breadth_table(data: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in place["versions"].items() if text)
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"{rows}\nSeed {data['seed']}; {place['device']}, {place['date']}; {versions}.\n"
+
+
+def programs_table(data: dict[str, Any]) -> str:
+    """A row a kernel of another package: our time, the best peer's, and the ratio; then their mean and where it ran."""
+    key, unit = ("milliseconds", "ms") if data["programs"] == "cpu" else ("microseconds", "us")
+    lines = [["kernel", f"tilewright {unit}", f"best peer {unit}", "peer", "peer / tilewright"]]
+    lines.append(["---", "---:", "---:", "---", "---:"])
+    ratios = [case["ratio"] for case in data["cases"] if "ratio" in case]
+    for case in data["cases"]:
+        if "ratio" not in case:
+            lines.append([case["name"], "-", "-", case["failed"].split(":")[0], "-"])
+            continue
+        times = {name: value["median"] for name, value in case[key].items()}
+        peer = case["best_peer"]
+        row = [f"{times['tilewright']:.3g}", f"{times[peer]:.3g}", "Triton" if peer == "triton" else peer]
+        lines.append([case["name"], *row, f"{case['ratio']:.2f}"])
+    lines.append(["geometric mean", "", "", "", f"**{statistics.geometric_mean(ratios):.2f}**"])
+    rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    place = data["environment"]
+    if data["programs"] == "cpu":
+        clock = f"CPU time, load {data['load']:.0f}" if data["cpu_time"] else "wall clock"
+        machine = f"{place['processor']}, threads: {place['threads']}, {clock}"
+    else:
+        machine = f"{place['device']}, {place['driver']}, {place['assembler']}"
+    return f"{rows}\n{machine}, {place['date']}; {_versions(place)}.\n"
 
 
 def kernelbench_table(data: dict[str, Any]) -> str:
