@@ -72,6 +72,9 @@ def test_what_cannot_be_says_what_to_use(installed: None, name: str) -> None:
         with pytest.raises(ModuleNotFoundError, match="in tilewright: "):
             exec(f"from {parent} import {last}")
         assert not hasattr(importlib.import_module(parent), last)
+    with pytest.raises(ModuleNotFoundError) as caught:  # packages look whether a module is there, and read the name
+        importlib.util.find_spec(f"{name}.deeper")
+    assert caught.value.name == name
 
 
 def test_where_it_is_and_what_the_language_no_longer_has(installed: None) -> None:

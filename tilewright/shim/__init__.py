@@ -74,9 +74,8 @@ class _ModuleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name in TABLES or name in ALIASES:
             return ModuleSpec(name, self, is_package=name in TABLES)
         advice = _advice(name)
-        if advice:  # without a name, so that `from triton import x` shows the message as well
-            raise ModuleNotFoundError(f"No module named {name!r} in tilewright{advice}")
-        raise ModuleNotFoundError(f"No module named {name!r} in tilewright", name=name)
+        shown = None if advice and _names_a_member() else name
+        raise ModuleNotFoundError(f"No module named {name!r} in tilewright{advice}", name=shown)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return ShimModule(spec.name, TABLES[spec.name]) if spec.name in TABLES else None
@@ -91,6 +90,16 @@ class _ModuleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 _finder = _ModuleFinder()
+
+
+def _names_a_member() -> bool:
+    """Whether ``from triton import x`` asks for a module: an error that names it would be replaced by a plainer one."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "_handle_fromlist":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _children(name: str) -> list[str]:
