@@ -104,7 +104,7 @@ def test_why_accesses_are_irregular_and_what_is_scalar() -> None:
     assert "the offsets along axis 0 are loaded from memory at line" in of(found, "looked_up =")
     assert "load of 'index': vectors of consecutive elements" in of(found, "looked_up =")
     assert "the remainder at line" in of(found, "wrapped =")
-    assert "gather" not in of(found, "short =") and "in vectors of 8" in of(found, "short =")
+    assert "gather" not in of(found, "short =") and "in vectors of 8" in of(found, "tl.store")
     assert "one element for all lanes" in of(found, "one =")
     assert "store of 'out': vectors of consecutive elements, each lane by its mask" in of(found, "tl.store")
     assert "atomic_rmw: element by element, 256 times, without vectors" in of(found, "tl.atomic_add")

@@ -20,6 +20,8 @@ from tilewright.library.matmul.kernel import matmul
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.lowering import CPUKernelLowering
+from tilewright.targets.cpu.options import CPUOptions
+from tilewright.targets.cpu.pipeline import lower
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.storage import Storage, StoragePlan
 from tilewright.targets.cpu.target import CPUTarget
@@ -217,13 +219,16 @@ def test_operand_that_is_computed_is_remarked():
 # Remarks, errors, names ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("promise", [False, True])
-def test_copies_for_fear_of_overlap_are_remarked(promise):
+@pytest.mark.parametrize(("promise", "overlap"), [(False, "careful"), (False, "refuse"), (True, "careful")])
+def test_copies_for_fear_of_overlap_are_remarked(promise, overlap):
+    """There are none where a launch finds that what is stored between a load and its use lies elsewhere."""
     pointers = ("x", "scale", "bias", "out", "mean_out")
     types = {name: "*f32" for name in pointers} | {"rows": "i32", "columns": "i32"}
     function = traced(moments, types, {"R": 4, "C": 128}, pointers if promise else ())
-    copies = [remark for remark in lowered(function, SERVER).remarks if "copied first" in remark.message]
-    assert bool(copies) != promise
+    kernel = lower(function, SERVER, CPUOptions(overlap=overlap))
+    copies = [remark for remark in kernel.remarks if "copied first" in remark.message]
+    assert bool(copies) == (overlap == "careful" and not promise)
+    assert kernel.refuses == (overlap == "refuse")
     assert all(remark.file.endswith("test_cpu_lowering_blocks.py") and remark.line for remark in copies)
 
 
@@ -326,6 +331,12 @@ def facts_of(body, name):
 
 
 INDEX = "  %i = arange {start = 0, end = 128} : <128xi32>\n"
+FARTHER = """%program = program_id {axis = 0} : i32
+  %block = constant 128 : i32
+  %first = multiply %program, %block : i32
+  %begin = splat %first {shape = [128]} : <128xi32>
+  %j = add %begin, %i : <128xi32>
+"""
 
 
 @pytest.mark.parametrize(
@@ -337,11 +348,34 @@ INDEX = "  %i = arange {start = 0, end = 128} : <128xi32>\n"
         ("%c = splat %n {shape = [128]} : <128xi32>\n  %x = add %c, %i : <128xi32>", 1, 0),
         ("%c = splat %n {shape = [128]} : <128xi32>\n  %x = multiply %c, %i : <128xi32>", None, 0),
         ("%b = splat %p {shape = [128]} : <128x*f32>\n  %x = offset %b, %i : <128x*f32>", 1, 0),
+        (f"{FARTHER}  %c = constant 5632 : <128xi32>\n  %x = remainder %j, %c : <128xi32>", 1, 128),
+        (f"{FARTHER}  %c = constant 96 : <128xi32>\n  %x = remainder %j, %c : <128xi32>", 1, 32),
+        (f"{FARTHER}  %c = constant 96 : <128xi32>\n  %x = divide %j, %c : <128xi32>", 0, 32),
+        ("%c = splat %n {shape = [128]} : <128xi32>\n  %x = remainder %i, %c : <128xi32>", 1, 16),
+        ("%c = splat %n {shape = [128]} : <128xi32>\n  %x = divide %i, %c : <128xi32>", 0, 16),
     ],
 )
 def test_steps_of_indices(line, step, run):
     (fact,) = facts_of(f"{INDEX}  {line}", "x")
     assert (fact.step, fact.run, fact.uniform) == (step, run, True)
+
+
+def test_numbers_that_loops_add_to():
+    body = (
+        INDEX
+        + """  %zero = constant 0 : i32
+  %step = constant 64 : i32
+  %last = for %zero, %n, %step, %zero : i32 {(%index: i32, %sum: i32)
+    %where = splat %sum {shape = [128]} : <128xi32>
+    %place = add %where, %i : <128xi32>
+    %group = constant 96 : <128xi32>
+    %x = remainder %place, %group : <128xi32>
+    %next = add %sum, %step : i32
+    yield %next
+  }"""
+    )
+    (fact,) = facts_of(body, "x")
+    assert (fact.step, fact.run) == (1, 32)
 
 
 def test_steps_after_reshape_and_permute():

@@ -8,6 +8,7 @@ i = arange(0, 128):
     i                  step 1, run 0                    i // 32      step 0, run 32
     base + i * 4       step 4, run 0                    i % 32       step 1, run 32
     row * stride + i   along rows: an unknown but uniform step; along columns: step 1
+    (64 * n + i) % d   step 1, run 16 where 16 divides d: no run passes a multiple of d
 
 Loads and stores become contiguous vector accesses, scalar accesses or gathers by the step of their
 pointers (in elements).
@@ -65,10 +66,29 @@ class AffineAnalysis:
             if not argument.type.is_pointer:
                 self._multiples[argument] = parameter.divisibility
         for operation in function.walk():  # in program order: operands are known, so nothing recurses deeply
+            if operation.opcode == "for":
+                self._enter(operation)
             for result in operation.results:
                 self.is_nonnegative(result)
                 self.multiple(result)
                 self.all_axes(result)
+
+    def _enter(self, loop: Operation) -> None:
+        """What is known of a loop's index, and of numbers that each pass adds a constant to."""
+        lower, _, step = loop.operands[:3]
+        index, *carried = loop.regions[0].arguments
+        growing = [(index, lower, step)]
+        following = loop.regions[0].terminator.operands
+        for argument, start, value in zip(carried, loop.operands[3:], following, strict=True):
+            added = value.definition
+            if added is not None and added.opcode == "add" and argument in added.operands:
+                (other,) = [operand for operand in added.operands if operand is not argument] or [argument]
+                if constant_of(other) is not None:
+                    growing.append((argument, start, other))
+        for argument, start, increment in growing:
+            if argument.type.rank == 0 and _is_index(argument.type) and not argument.type.is_pointer:
+                self._multiples[argument] = gcd(self.multiple(start), self.multiple(increment))
+                self._nonnegative[argument] = self.is_nonnegative(start) and self.is_nonnegative(increment)
 
     def along(self, value: SSAValue, axis: int) -> Along:
         """How `value` changes along one of its axes."""
@@ -157,12 +177,16 @@ class AffineAnalysis:
     def _rule_remainder(self, operation: Operation) -> tuple[Along, ...]:
         return self._quotient(operation, _remainder)
 
-    def _quotient(self, operation: Operation, rule: Callable[[Along, int], Along]) -> tuple[Along, ...]:
+    def _quotient(self, operation: Operation, rule: Callable[[Along, int, bool], Along]) -> tuple[Along, ...]:
         left, right = operation.operands
         divisor = constant_of(right)
-        if divisor is None or divisor <= 0 or not self.is_nonnegative(left):
+        known = divisor is not None
+        if divisor is None:  # one number that is not known, but what divides it
+            still = all(fact.step == 0 and fact.run == 0 for fact in self.all_axes(right))
+            divisor = self.multiple(right) if still else 0
+        if divisor <= 0 or not self.is_nonnegative(left):
             return self._invariant(operation.result)
-        return tuple(rule(self.along(left, axis), divisor) for axis in range(left.type.rank))
+        return tuple(rule(self.along(left, axis), divisor, known) for axis in range(left.type.rank))
 
     def _rule_cast(self, operation: Operation) -> tuple[Along, ...]:
         source = operation.operands[0]
@@ -261,6 +285,9 @@ class AffineAnalysis:
             return self.multiple(operands[0]) * self.multiple(operands[1])
         if operation.opcode == "cast" and _is_index(operands[0].type):
             return self.multiple(operands[0])
+        if operation.opcode == "divide" and (divisor := constant_of(operands[1])):
+            multiple = self.multiple(operands[0])
+            return multiple // abs(divisor) if multiple % divisor == 0 else 1
         if operation.opcode == "hint" and operation.attributes["divisibility"]:
             return _lcm(self.multiple(operands[0]), integers(operation, "divisibility")[0])
         return 1
@@ -333,28 +360,33 @@ def _product(left: Along, right: Along, factor: int | None) -> Along:
     return Along(None, run, multiple, True) if still and left.uniform and right.uniform else UNKNOWN_STRIDE
 
 
-def _quotient(fact: Along, divisor: int) -> Along:
-    if fact.step is None:
-        return UNKNOWN_STRIDE
-    exact = fact.multiple % divisor == 0
+def _quotient(fact: Along, divisor: int, known: bool) -> Along:
+    """Of a division by `divisor`, or (not `known`) by a multiple of it."""
+    exact = known and fact.multiple % divisor == 0
     if fact.step == 0:
         return Along(0, fact.run, fact.multiple // divisor if exact else 1)
-    if exact and fact.step % divisor == 0:
+    if exact and fact.step is not None and fact.step % divisor == 0:
         return Along(fact.step // divisor, fact.run, fact.multiple // divisor)
-    if exact and fact.step > 0 and divisor % fact.step == 0:
-        return Along(0, gcd(fact.run, divisor // fact.step), 1)
-    return UNKNOWN_STRIDE
+    run = _run_between(fact, divisor)
+    return Along(0, run, 1) if run != 1 else UNKNOWN_STRIDE
 
 
-def _remainder(fact: Along, divisor: int) -> Along:
-    if fact.step is None:
-        return UNKNOWN_STRIDE
+def _remainder(fact: Along, divisor: int, known: bool) -> Along:
+    """Of a division by `divisor`, or (not `known`) by a multiple of it."""
     if fact.step == 0:
         return Along(0, fact.run, gcd(fact.multiple, divisor))
-    if fact.multiple % divisor == 0 and fact.step > 0 and divisor % fact.step == 0:
-        run = gcd(fact.run, divisor // fact.step)
-        return Along(fact.step, run, gcd(divisor, fact.step * run))
-    return UNKNOWN_STRIDE
+    run = _run_between(fact, divisor)
+    if fact.step is None or run == 1:
+        return UNKNOWN_STRIDE
+    return Along(fact.step, run, gcd(fact.multiple, divisor, fact.step * run))
+
+
+def _run_between(fact: Along, divisor: int) -> int:
+    """The length of runs whose numbers pass no multiple of a divisor: they begin at multiples of a part of it."""
+    part = gcd(fact.multiple, divisor)
+    if fact.step is None or fact.step <= 0 or part % fact.step:
+        return 1
+    return gcd(fact.run, part // fact.step)
 
 
 def _nonnegative(analysis: AffineAnalysis, value: SSAValue) -> bool:

@@ -8,6 +8,7 @@ such pair is a `Hazard`, which the kernel's entry point looks for before any ins
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, SSAValue
@@ -59,11 +60,12 @@ class Aliasing:
         self._carried = _carried_pointers(function)
         self._ranges: dict[SSAValue | None, Ranges] = {}  # by the mask that holds; made when asked for
         self._found: dict[tuple[Operation, Operation], Hazard | None] = {}
+        self._trusted: list[Hazard] = []  # of `trust_apart`
 
     @property
     def hazards(self) -> list[Hazard]:
         """Without repetitions, in the order in which they were met."""
-        return list(dict.fromkeys(hazard for hazard in self._found.values() if hazard is not None))
+        return list(dict.fromkeys(hazard for hazard in (*self._found.values(), *self._trusted) if hazard is not None))
 
     def overlap(self, pointer: SSAValue, written: SSAValue) -> bool:
         """Whether an access through `pointer` may touch any element that is written through `written`."""
@@ -92,6 +94,19 @@ class Aliasing:
         if (access, writer) not in self._found:
             self._found[access, writer] = self._hazard(access, writer, limits)
         return self._found[access, writer] is None
+
+    def trust_apart(self, access: Operation, writers: Sequence[Operation]) -> bool:
+        """Whether a launch can find that `access` touches nothing that any instance writes by `writers`.
+
+        If so, it is counted on.
+        """
+        if self._careful:
+            return False
+        found = [self._apart(access, writer) for writer in writers]
+        trusted = [hazard for hazard in found if hazard is not None]
+        if len(trusted) == len(found):
+            self._trusted += trusted
+        return len(trusted) == len(found)
 
     def ordered(self, store: Operation) -> bool:
         """Whether the elements of a store must be written in row-major order, since some share an address."""
@@ -150,6 +165,18 @@ class Aliasing:
         proved = self._lanes.distinct(writer.operands[0], limits, trusting=False)
         apart = True if proved else (None if lanes else False)
         return Hazard(read, written, size, reached[0], reached[1], lanes, apart)
+
+    def _apart(self, access: Operation, writer: Operation) -> Hazard | None:
+        """What a launch must check, for no instance to read what is written through another parameter; else None."""
+        if writer.opcode not in _MASKS or access.opcode not in _MASKS:
+            return None
+        read, written = self.base(access.operands[0]), self.base(writer.operands[0])
+        if read is None or written is None or read is written:
+            return None
+        reached = [self._launch(operation) for operation in (access, writer)]
+        if reached[0] is None or reached[1] is None:
+            return None
+        return Hazard(read, written, _itemsize(writer), reached[0], reached[1])
 
     def _block(self, operation: Operation) -> Interval | None:
         """The bytes that the lanes of one access reach, from its first lane on."""

@@ -210,13 +210,21 @@ class Elementwise:
         return result
 
     def _division_by_doubles(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
-        """Exact for integers of up to 32 bits: the quotient's error in float64 is too small to matter."""
+        """Exact for integers of up to 32 bits: numbers plus a half are at least 2^-33 of a quotient away from the next.
+
+        A reciprocal, rounded, and a product, rounded, are off by 2^-52 of it; where all lanes have one divisor, the
+        reciprocal is computed before a loop.
+        """
         builder = self.builder
         wide = vector_type("double", left.lanes)
         to_float, to_integer = ("sitofp", "fptosi") if dtype.is_signed else ("uitofp", "fptoui")
         zero = builder.compare("eq", right, builder.constant(right.type, 0))
         safe = builder.select(zero, builder.constant(right.type, 1), right)
-        quotient = builder.binary("fdiv", builder.cast(to_float, left, wide), builder.cast(to_float, safe, wide))
+        inverse = builder.binary("fdiv", builder.constant(wide, 1.0), builder.cast(to_float, safe, wide))
+        number, half = builder.cast(to_float, left, wide), builder.constant(wide, 0.5)
+        if dtype.is_signed:
+            half = builder.intrinsic("copysign", [half, number])
+        quotient = builder.binary("fmul", builder.binary("fadd", number, half), inverse)
         # Through 64 bits, because the least number divided by -1 leaves the range.
         whole = builder.cast(to_integer, quotient, vector_type("i64", left.lanes))
         narrow = builder.cast("trunc", whole, left.type)

@@ -154,21 +154,21 @@ class Placement:
         update in place) reads each element right before it writes it: it counts when it may touch another lane's.
         """
         start = self.program.position[load]
+        harmful: list[Operation] = []
         for writer in self._writers:
             where = self.program.position[writer]
-            if where <= start:
+            if where <= start or not self._may_overwrite(load, writer):
                 continue
             ends = [(site.position, self._end_of_use(load, site)) for site in sites]
             if any(where < position or position < where <= end for position, end in ends):
-                harmful = self._may_overwrite(load, writer)
+                harmful.append(writer)
             elif any(where == position for position, _ in ends):
                 repeated = any(where == position and end > where for position, end in ends)
-                harmful = self._may_overwrite(load, writer) and (repeated or self._disturbs(load, writer))
-            else:
-                continue
-            if harmful:
-                return writer
-        return None
+                if repeated or self._disturbs(load, writer):
+                    harmful.append(writer)
+        if not harmful or not load.attributes.get("volatile") and self.aliasing.trust_apart(load, harmful):
+            return None
+        return harmful[0]
 
     def _end_of_use(self, load: Operation, site: Site) -> int:
         """The site's position, or the end of the outermost loop around it that does not contain the load."""
