@@ -106,7 +106,8 @@ def steps(a, b, c, depth, STAGES: tl.constexpr, STORED: tl.constexpr):
         y = tl.load(b + (first + k)[:, None] * 64 + i[None, :])
         acc = tl.dot(x, y, acc, input_precision="ieee")
         if STORED:
-            tl.store(c + first, 1.0)
+            tl.store((c if STAGES == 4 else a) + first, 1.0)
+            tl.store((c if STAGES == 4 else b) + first, 1.0)
     tl.store(c + i[:, None] * 64 + i[None, :], acc)
 
 
@@ -118,6 +119,12 @@ def test_loops_that_copy_nothing_ahead_store_operands_to_scratch(stages, stored)
     assert assembly.resources.spill_stores == 0
     assert lowered.shared_bytes == 4 * (64 * (32 + 4) + 32 * (64 + 4))
     assert count(r"\badd(\.rn)?\.f32", assembly.ptx) == 32
+
+
+def test_loops_that_store_elsewhere_copy_ahead():
+    function = traced(steps, {**pointers("f32", "a", "b", "c"), "depth": "i32"}, {"STAGES": 4, "STORED": True})
+    lowered, _ = built(function)
+    assert lowered.text.count("cp.async.commit_group") == 4 and "cp.async.wait_all" in lowered.text
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])

@@ -16,6 +16,7 @@ from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.division import divide
 from tilewright.targets.gpu.functions import _trigonometric_far, logarithm, remainder
 from tilewright.targets.gpu.functions_double import emit_double
+from tilewright.targets.llvm.arithmetic import Arithmetic
 from tilewright.targets.llvm.builder import LLVMBuilder, Module
 
 C = {"float": ctypes.c_float, "double": ctypes.c_double}
@@ -112,8 +113,20 @@ def test_remainders_are_exact(kind, rng):
     assert function(1.5, math.inf) == 1.5 and math.copysign(1, function(-4.0, 2.0)) == -1
 
 
-def test_many_numbers_divided_by_one_are_rounded_right(rng):
-    function = compiled(lambda builder, x, y: divide(builder, [x], [y])[0], "float", 2)
+class NearReciprocals:
+    """Stands in for a GPU's reciprocals, which are up to one unit off."""
+
+    def __init__(self, units):
+        self.units = units
+
+    def reciprocal(self, builder, x):
+        m = Arithmetic(builder)
+        return m.from_bits(m.add(m.bits(m.divide(1.0, x)), m.integer(self.units)))
+
+
+@pytest.mark.parametrize("units", [-1, 0, 1])
+def test_numbers_divided_together_are_rounded_right(units, rng):
+    function = compiled(lambda builder, x, y: divide(NearReciprocals(units), builder, [x], [y])[0], "float", 2)
     for _ in range(2000):
         x = np.float32(rng.normal() * 2.0 ** rng.integers(-60, 100))
         y = np.float32(rng.normal() * 2.0 ** rng.integers(-40, 80))
@@ -123,3 +136,16 @@ def test_many_numbers_divided_by_one_are_rounded_right(rng):
         assert function(x, 3.0) == x and function(x, -3.0) == -x
     assert math.isnan(function(math.nan, 2.0)) and math.isnan(function(math.inf, math.inf))
     assert function(0.0, 3.0) == 0.0 and function(1.0, 0.0) == math.inf and function(1.0, math.inf) == 0.0
+    for x, y in ((0.0, 3.0), (-0.0, 3.0), (0.0, -3.0), (-0.0, -3.0)):
+        assert math.copysign(1, function(x, y)) == math.copysign(1, x) * math.copysign(1, y)
+
+
+def test_reciprocals_of_several_numbers_are_rounded_right(rng):
+    def emit(builder, y):
+        return divide(NearReciprocals(0), builder, [builder.constant("float", 1.0)], [y])[0]
+
+    function = compiled(emit, "float")
+    for y in (rng.normal(size=2000) * 2.0 ** rng.integers(-140, 127, 2000)).astype(np.float32):
+        with np.errstate(all="ignore"):
+            assert function(float(y)) == float(np.float32(1) / y), y
+    assert function(math.inf) == 0.0 and function(-0.0) == -math.inf and math.isnan(function(math.nan))

@@ -1,4 +1,8 @@
-"""Many float32 numbers divided by few, as when rows are divided by their sums: one reciprocal for each divisor."""
+"""Several float32 numbers divided at once: reciprocals of the special function unit, and one check for all of them.
+
+A correctly rounded division takes a call for numbers of unusual sizes, which splits the code of every quotient from
+that of the next and needs registers.  Here one branch decides for all numbers of a thread, and reciprocals need none.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,46 @@ from collections.abc import Sequence
 
 from tilewright import dtypes
 from tilewright.ir.core import Operation
+from tilewright.targets.gpu.intrinsics import Intrinsics
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
-from tilewright.targets.llvm.division import GREATEST_DIVISOR, LEAST_DIVISOR, quotient
 
-_WORTH = 4  # divisions that pay for a reciprocal
-
-
-def is_common_division(operation: Operation, columns: Sequence[Sequence[LLVMValue]]) -> bool:
-    """Whether an operation divides float32 registers by so few different ones that reciprocals pay."""
-    if operation.opcode != "divide" or operation.result.type.dtype != dtypes.float32:
-        return False
-    divisors = {register.text for register in columns[1]}
-    return len(columns[0]) >= _WORTH * len(divisors)
+_WORTH = 4  # divisions that pay for a check
+# Sizes of divisors and numbers: quotients, and the errors of these, are normal numbers.
+_DIVISORS = 2.0**-20, 2.0**60
+_GREATEST_NUMBER = 2.0**100
+_RECIPROCALS = 2.0**-126, 2.0**126  # normal numbers whose reciprocals are normal, too
 
 
-def divide(builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue]) -> list[LLVMValue]:
-    """The quotients of float32 registers and divisors of which many are the same."""
-    distinct = {divisor.text: divisor for divisor in divisors}
-    usual: LLVMValue | None = None
-    for divisor in distinct.values():
-        fits = _is_usual(builder, divisor)
-        usual = fits if usual is None else builder.binary("and", usual, fits)
-    assert usual is not None
+def are_divided_together(operation: Operation, columns: Sequence[Sequence[LLVMValue]]) -> bool:
+    """Whether an operation divides so many float32 registers that one check for all pays."""
+    divides = operation.opcode == "divide" and operation.result.type.dtype == dtypes.float32
+    return divides and len(columns[0]) >= _WORTH
+
+
+def divide(
+    intrinsics: Intrinsics, builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue]
+) -> list[LLVMValue]:
+    """The quotients of float32 registers, rounded to nearest.
+
+    With y' = y (2 - d y) of an approximate reciprocal y (the correctly rounded one, unless all bits of d are set),
+
+        q = n y',   e = q d - n (exactly, by fma),   q - e y'
+
+    is the correctly rounded quotient (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+    processor", 1990) unless e falls below the least number: quotients of |n| < 2^-100 may be one unit off.  So may
+    reciprocals of numbers that are subnormal, or whose reciprocals are.
+    """
+    if all(number.float_constant == 1.0 for number in numbers):
+        return [_reciprocal(builder, divisor) for divisor in divisors]
     quick, slow, done = (builder.new_block(f"divide.{name}") for name in ("quick", "slow", "done"))
-    builder.branch_if(usual, quick, slow, weights=(1000, 1))
+    builder.branch_if(_are_usual(builder, numbers, divisors), quick, slow, weights=(1000, 1))
     builder.start(quick)
-    one = builder.constant("float", 1.0)
-    inverses = {text: builder.binary("fdiv", one, divisor) for text, divisor in distinct.items()}
+    inverses: dict[str, LLVMValue] = {}
+    for divisor in divisors:
+        if divisor.text not in inverses:
+            inverses[divisor.text] = _improved(builder, divisor, intrinsics.reciprocal(builder, divisor))
     pairs = list(zip(numbers, divisors, strict=True))
-    found = [quotient(builder, number, divisor, inverses[divisor.text]) for number, divisor in pairs]
+    found = [_quotient(builder, number, divisor, inverses[divisor.text]) for number, divisor in pairs]
     quick_end = builder.block
     builder.branch(done)
     builder.start(slow)
@@ -48,6 +63,37 @@ def divide(builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequenc
     ]
 
 
-def _is_usual(builder: LLVMBuilder, divisor: LLVMValue) -> LLVMValue:
-    least, greatest = builder.constant("float", LEAST_DIVISOR), builder.constant("float", GREATEST_DIVISOR)
-    return builder.binary("and", builder.compare("oge", divisor, least), builder.compare("ole", divisor, greatest))
+def _are_usual(builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue]) -> LLVMValue:
+    """Whether all sizes are such that no step of a quotient leaves the normal numbers."""
+    checks = [_is_within(builder, divisor, *_DIVISORS) for divisor in {x.text: x for x in divisors}.values()]
+    limit = builder.constant("float", _GREATEST_NUMBER)
+    for number in {x.text: x for x in numbers}.values():
+        checks.append(builder.compare("ole", builder.intrinsic("fabs", [number]), limit))
+    usual = checks[0]
+    for check in checks[1:]:
+        usual = builder.binary("and", usual, check)
+    return usual
+
+
+def _is_within(builder: LLVMBuilder, number: LLVMValue, least: float, greatest: float) -> LLVMValue:
+    size = builder.intrinsic("fabs", [number])
+    above = builder.compare("oge", size, builder.constant("float", least))
+    return builder.binary("and", above, builder.compare("ole", size, builder.constant("float", greatest)))
+
+
+def _reciprocal(builder: LLVMBuilder, divisor: LLVMValue) -> LLVMValue:
+    start = builder.emit(f"fdiv afn {builder.constant('float', 1.0)}, {divisor.text}", "float")
+    usual = _is_within(builder, divisor, *_RECIPROCALS)
+    return builder.select(usual, _improved(builder, divisor, start), start)
+
+
+def _improved(builder: LLVMBuilder, divisor: LLVMValue, inverse: LLVMValue) -> LLVMValue:
+    error = builder.intrinsic("fma", [builder.negate(divisor), inverse, builder.constant("float", 1.0)])
+    return builder.intrinsic("fma", [error, inverse, inverse])
+
+
+def _quotient(builder: LLVMBuilder, number: LLVMValue, divisor: LLVMValue, inverse: LLVMValue) -> LLVMValue:
+    product = builder.emit(f"fmul {number}, {inverse.text}", number.type)  # must not be contracted
+    error = builder.intrinsic("fma", [product, divisor, builder.negate(number)])
+    rounded = builder.intrinsic("fma", [builder.negate(error), inverse, product])
+    return builder.intrinsic("copysign", [rounded, product])  # of a 0, which the last sum may lose

@@ -20,7 +20,7 @@ from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.gpu.conversions import register_type
-from tilewright.targets.gpu.division import divide, is_common_division
+from tilewright.targets.gpu.division import are_divided_together, divide
 from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
 from tilewright.targets.gpu.functions import emit_function
 from tilewright.targets.gpu.lowering import KernelLowering, Rule, unsupported
@@ -58,8 +58,8 @@ def _computed(
 ) -> list[LLVMValue]:
     """The registers of the result at some positions."""
     columns = [[registers[position] for position in positions] for registers in operands]
-    if is_common_division(operation, columns):
-        return divide(lowering.builder, columns[0], columns[1])
+    if are_divided_together(operation, columns):
+        return divide(lowering.intrinsics, lowering.builder, columns[0], columns[1])
     if operation.opcode == "cast":
         return _cast(lowering, operation, columns[0])
     pair = _pair_type(lowering, operation)

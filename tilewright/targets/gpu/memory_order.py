@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Region, SSAValue
+from tilewright.ir.ops import Effect, effects_of
 from tilewright.targets.gpu.accesses import ACCESSES
 from tilewright.targets.gpu.layouts import SCALAR_REGIONS
 
@@ -72,6 +73,27 @@ def undisturbed_loads(function: Function) -> frozenset[Operation]:
     return frozenset(
         operation for operation in accesses if operation.opcode == "load" and walk.root(operation.operands[0]) in alone
     )
+
+
+def movable_loads(function: Function, loop: Operation) -> set[Operation]:
+    """The loads of a loop's body that may be done earlier than the program says, in this iteration or one before.
+
+    They read through parameters that the loop does not store through.  There are none where the loop writes by more
+    than stores, or stores to what is not known.
+    """
+    inner = [operation for operation in loop.walk() if operation is not loop and not operation.regions]
+    stores = [operation for operation in inner if operation.opcode == "store"]
+    if any(Effect.WRITE in effects_of(operation) for operation in inner if operation.opcode != "store"):
+        return set()
+    loads = [operation for operation in loop.regions[0].operations if operation.opcode == "load"]
+    if not stores:
+        return set(loads)
+    walk = _Walk(function, ())
+    walk.region(function.region, frozenset())
+    written = {walk.root(operation.operands[0]) for operation in stores}
+    if None in written:
+        return set()
+    return {operation for operation in loads if walk.root(operation.operands[0]) not in (None, *written)}
 
 
 class _Walk:

@@ -44,7 +44,7 @@ def plan_memory(assignment: Assignment, stages: int, limit: int, sizes: Mapping[
     if loops:
         whole = allocate(function, early(loops, [])).size
         loops = plan_pipelines(assignment, stages, limit - whole - apart)
-    copied = [stream.conversion for stream in streams_of(loops)]
+    copied = [conversion for stream in streams_of(loops) for conversion in stream.conversions]
     before = early(loops, copied)
     cursor, tiles = aligned(allocate(function, before).size), {}
     for operation, size in tile_sizes(assignment, loops).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilewright.ir.core import Operation
 from tilewright.layout import LinearLayout
@@ -15,7 +16,7 @@ from tilewright.targets.gpu.exchange import from_bits, load_shared
 from tilewright.targets.gpu.layouts import is_copied
 from tilewright.targets.gpu.lowering import KernelLowering, Rule, grouped
 from tilewright.targets.gpu.memory import pieces
-from tilewright.targets.gpu.pipelining import Pipeline, Stream
+from tilewright.targets.gpu.pipelining import Pipeline, Reader, Stream
 from tilewright.targets.gpu.transfer import element_bits
 from tilewright.targets.llvm.builder import LLVMValue
 
@@ -81,6 +82,7 @@ class PipelinedLoop(ABC):
             flat = [register for registers in following for register in registers]
             flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
             loop.next(flat)
+        self.end_copies()
         results = grouped(loop.results[: len(initial_registers)], initial)
         for value, registers in zip(self.operation.results, results, strict=True):
             lowering.define(value, registers)
@@ -98,10 +100,14 @@ class PipelinedLoop(ABC):
         """The loads and what renames their elements emit nothing; conversions read the stage."""
         rules: dict[Operation, Rule] = {}
         for stream in self.plan.streams:
-            for operation in (stream.load, *stream.steps):
+            for operation in (stream.load, *(step for reader in stream.readers for step in reader.steps)):
                 rules[operation] = _nothing
-            rules[stream.conversion] = lambda lowering, operation, stream=stream: self.read(stream)  # type: ignore[misc]
+            for reader in stream.readers:
+                rules[reader.operation] = partial(self._read_rule, stream, reader)
         return rules
+
+    def _read_rule(self, stream: Stream, reader: Reader, lowering: KernelLowering, operation: Operation) -> None:
+        self.read(stream, reader)
 
     # Stages --------------------------------------------------------------------------------------
 
@@ -126,12 +132,16 @@ class PipelinedLoop(ABC):
         """Until all but so many copies are there, for all threads, none of which reads an older stage any more."""
 
     @abstractmethod
+    def end_copies(self) -> None:
+        """Until this thread's copies are there, those after the last iteration too: the memory has other uses."""
+
+    @abstractmethod
     def commit(self) -> None:
         """The copies that were started since the last call are one, for `wait`."""
 
     @abstractmethod
-    def start_copy(self, to: Place, source: LLVMValue, count: int, owner: LLVMValue, inside: LLVMValue | None) -> None:
-        """Start a copy of `count` bytes of global memory if `owner`; of zeros instead where `inside` does not hold."""
+    def start_copy(self, to: Place, source: LLVMValue, count: int, owner: LLVMValue | None, inside: LLVMValue) -> None:
+        """Start a copy of `count` bytes of global memory, by owners alone; of zeros where `inside` does not hold."""
 
     # Copies --------------------------------------------------------------------------------------
 
@@ -162,6 +172,8 @@ class PipelinedLoop(ABC):
         return builder.binary("add", index, self.step), following
 
     def copy_tile(self, stream: Stream, start: LLVMValue, inside: LLVMValue) -> None:
+        """Start the copies of one tile; of zeros, which nobody reads, after the last iteration: a condition of the
+        instruction itself would make the assembler branch around each of them."""
         lowering, builder = self.lowering, self.builder
         size = item_size(stream.load)
         pointer = stream.load.operands[0]
@@ -170,14 +182,15 @@ class PipelinedLoop(ABC):
         places = stream.tile.addresses(layout)
         thread = self.thread_place(places.bases(REGISTER_INPUTS[1]), places.bases(REGISTER_INPUTS[2]), size)
         base = builder.add(start, lowering.i32(stream.offset))
-        owner = lowering.conjunction(inside, lowering.first_holder(layout))
-        assert owner is not None
+        owner = lowering.first_holder(layout)
         for piece in pieces(lowering, stream.load, stream.load.result, once=False):
             first = piece.positions[0]
             count = len(piece.positions) * size
             distance = places.element(register=numbers[first]) * size
             to = self.place(base, thread, distance)
-            self.start_copy(to, pointers[first], count, owner, piece.condition)
+            condition = lowering.conjunction(inside, piece.condition)
+            assert condition is not None
+            self.start_copy(to, pointers[first], count, owner, condition)
 
     # Places --------------------------------------------------------------------------------------
 
@@ -217,32 +230,34 @@ class PipelinedLoop(ABC):
 
     # Reads ---------------------------------------------------------------------------------------
 
-    def read(self, stream: Stream) -> None:
-        """The operand of a product out of this iteration's stage, each part of it when the product comes to it."""
+    def read(self, stream: Stream, reader: Reader) -> None:
+        """A block out of this iteration's stage: for a product each part of it when the product comes to it."""
         lowering = self.lowering
-        result = stream.conversion.result
-        layout = lowering.layout(result)
+        result = reader.operation.result
         base = self.builder.add(self.reading, lowering.i32(stream.offset))
-        if is_copied(stream.conversion):
-            lowering.reads[result] = lambda axis, length, part: self.read_part(stream, base, axis, length, part)
+        if reader.operation is stream.load:  # at once, for branches may follow that need it or do not
+            self.define(reader, *self.vectors(reader, lowering.layout(result), base))
+            lowering.define(result, lowering.registers(result))
+        elif is_copied(reader.operation):
+            lowering.reads[result] = lambda axis, length, part: self.read_part(reader, base, axis, length, part)
         else:
-            self.read_whole(stream, layout, base)
+            self.read_whole(reader, lowering.layout(result), base)
 
-    def read_whole(self, stream: Stream, layout: LinearLayout, base: LLVMValue) -> None:
+    def read_whole(self, reader: Reader, layout: LinearLayout, base: LLVMValue) -> None:
         """The operand as registers in a layout, out of the stage that begins at `base`."""
-        self.define(stream, *self.vectors(stream, layout, base))
+        self.define(reader, *self.vectors(reader, layout, base))
 
-    def read_part(self, stream: Stream, base: LLVMValue, axis: int, length: int, part: LLVMValue) -> None:
+    def read_part(self, reader: Reader, base: LLVMValue, axis: int, length: int, part: LLVMValue) -> None:
         """The registers of a part of the operand, `length` along an axis; they are numbered as those of part 0."""
-        layout = self.lowering.layout(stream.conversion.result)
+        layout = self.lowering.layout(reader.operation.result)
         beyond = [number for number, vector in enumerate(layout.vectors("register")) if vector[axis] >= length]
         beyond.sort(key=lambda number: layout.vectors("register")[number][axis])
-        self.define(stream, *self.vectors(stream, layout, base, (part, beyond)))
+        self.define(reader, *self.vectors(reader, layout, base, (part, beyond)))
 
-    def define(self, stream: Stream, load: Load, groups: Sequence[tuple[int, ...]]) -> None:
+    def define(self, reader: Reader, load: Load, groups: Sequence[tuple[int, ...]]) -> None:
         """Define an operand whose registers are loaded, a group at once, when somebody asks for one."""
         lowering = self.lowering
-        result = stream.conversion.result
+        result = reader.operation.result
         kind = register_type(result.type.element)
         numbers = lowering.numbers(result)
         position = {number: group for group, members in enumerate(groups) for number in members}
@@ -259,7 +274,7 @@ class PipelinedLoop(ABC):
 
     def vectors(
         self,
-        stream: Stream,
+        reader: Reader,
         layout: LinearLayout,
         base: LLVMValue,
         part: tuple[LLVMValue, Sequence[int]] | None = None,
@@ -268,9 +283,9 @@ class PipelinedLoop(ABC):
 
         Of a `part`, a number and the register bits that it stands for.
         """
-        lowering, bits = self.lowering, element_bits(stream.conversion.result)
+        lowering, bits = self.lowering, element_bits(reader.operation.result)
         size = bits // 8
-        places = stream.view.addresses(layout)
+        places = reader.view.addresses(layout)
         registers = places.bases("register")
         width = 1
         while width * size < _VECTOR_BYTES and width.bit_length() <= len(registers):

@@ -1,4 +1,4 @@
-"""Pipelined loops: loads that feed products are copied to shared memory some iterations ahead.
+"""Pipelined loops: loads that feed products, as they are or computed with, are copied to shared memory ahead of time.
 
     for k:  a = load pa; b = load pb                  copies of the first stages - 1 iterations
             acc = dot(convert a, convert b, acc)  ->  for k:  wait until this iteration's copies are there; barrier
@@ -12,16 +12,17 @@ and reads are free of conflicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir.core import Operation, Region, SSAValue
-from tilewright.ir.ops import Effect, effects_of
+from tilewright.ir.ops import OPS, effects_of
 from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
 from tilewright.targets.gpu.accesses import access_facts, access_operands, item_size
 from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment, is_copied
+from tilewright.targets.gpu.memory_order import movable_loads
 from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.gpu.transfer import conversion_plan, element_bits, is_padded
 
@@ -32,20 +33,43 @@ _REGISTERS_WITHOUT_SUMS = 56  # that a thread takes besides its accumulators, ab
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A load that runs ahead: `steps` are the operations from it to `conversion`, which only rename elements.
+class Reader:
+    """One who reads a loaded block: the conversion for a product, or the load itself, for those who compute with it.
 
-    `tile` is how the loaded block lies in shared memory, `view` the same as the conversion's operand sees it.
+    `steps` are the operations from the load to `operation`, which only rename elements; `view` is the tile as the
+    result of the last of them sees it.
     """
 
-    load: Operation
     steps: tuple[Operation, ...]
-    conversion: Operation
-    tile: SharedLayout
+    operation: Operation
     view: SharedLayout
+    direct: bool  # products read the tile itself
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A load that runs ahead; `tile` is how the loaded block lies in shared memory."""
+
+    load: Operation
+    readers: tuple[Reader, ...]
+    tile: SharedLayout
     offset: int  # bytes from the start of a stage
     size: int  # bytes
-    direct: bool  # products read the tile itself
+
+    @property
+    def direct(self) -> bool:
+        """Whether products read the tile itself."""
+        return any(reader.direct for reader in self.readers)
+
+    @property
+    def computed(self) -> bool:
+        """Whether the block is read into registers to compute with it."""
+        return any(reader.operation is self.load for reader in self.readers)
+
+    @property
+    def conversions(self) -> tuple[Operation, ...]:
+        """The conversions that read the tile."""
+        return tuple(reader.operation for reader in self.readers if reader.operation is not self.load)
 
 
 @dataclass(frozen=True)
@@ -105,7 +129,9 @@ def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Oper
         plan = _plan(assignment, operation, users, wanted, limit - _STAGE_ALIGNMENT)
         if plan is not None:
             plans[operation] = plan
-    return plans
+    # Loops share their memory, so that none may run inside another: the inner ones have it.
+    outer = {loop for loop in plans for inner in loop.walk() if inner is not loop and inner in plans}
+    return {loop: plan for loop, plan in plans.items() if loop not in outer}
 
 
 def _plan(
@@ -116,14 +142,45 @@ def _plan(
     limit: int,
 ) -> Pipeline | None:
     kind = loop.operands[0].type.dtype
-    if kind.bits < 32 or not kind.is_signed or Effect.WRITE in effects_of(loop):
+    movable = movable_loads(assignment.function, loop)
+    if kind.bits < 32 or not kind.is_signed or not movable:
         return None
-    (body,) = loop.regions
+    found = _streams(assignment, loop.regions[0], users, movable, computed=True)
+    plan = _staged(assignment, loop.regions[0], users, found, stages, limit)
+    if any(stream.computed for stream in found) and (plan is None or plan.stages < stages):
+        # Products go first: what is computed with may as well be loaded when it is needed.
+        found = _streams(assignment, loop.regions[0], users, movable, computed=False)
+        plan = _staged(assignment, loop.regions[0], users, found, stages, limit)
+    return plan
+
+
+def _streams(
+    assignment: Assignment,
+    body: Region,
+    users: Mapping[SSAValue, Sequence[Operation]],
+    movable: Collection[Operation],
+    computed: bool,
+) -> list[Stream]:
+    """The loads of a body that run ahead; those of blocks that are computed with only if `computed`."""
     found: list[Stream] = []
     for operation in body.operations:
+        if operation not in movable:
+            continue
         stream = _stream(assignment, body, operation, users, sum(stream.size for stream in found))
-        if stream is not None and _slice(body, [stream]) is not None:
+        if stream is not None and (computed or not stream.computed) and _slice(body, [stream]) is not None:
             found.append(stream)
+    return found
+
+
+def _staged(
+    assignment: Assignment,
+    body: Region,
+    users: Mapping[SSAValue, Sequence[Operation]],
+    found: Sequence[Stream],
+    stages: int,
+    limit: int,
+) -> Pipeline | None:
+    """The plan for these streams, with as many stages as fit."""
     stage_bytes = sum(stream.size for stream in found)
     flying = _flying(assignment, body, users) if any(stream.direct for stream in found) else ()
     if flying and stages > 2:
@@ -170,45 +227,83 @@ def _stream(
     users: Mapping[SSAValue, Sequence[Operation]],
     offset: int,
 ) -> Stream | None:
-    """A load as a stream, if all that happens to its block is a conversion through shared memory for a product."""
+    """A load as a stream, if its block goes to products, by conversions through shared memory or computed with."""
     if load.opcode != "load" or not load.result.type.rank or load.attributes["volatile"]:
         return None
     if len(load.operands) == 3 and constant_of(load.operands[2]) != 0:
         return None
-    steps: list[Operation] = []
-    (operation, *others) = users.get(load.result, ()) or (load, load)
-    while not others and operation.opcode == "permute" and CONVERSION_ATTRIBUTE not in operation.attributes:
-        steps.append(operation)
-        (operation, *others) = users.get(operation.result, ()) or (load, load)
-    if others or CONVERSION_ATTRIBUTE not in operation.attributes:
-        return None
-    readers = users.get(operation.result, ())
-    if not readers or any(user.opcode != "dot" or user not in body.operations for user in readers):
-        return None
-    source, target = assignment.layouts[operation.operands[0]], assignment.layouts[operation.result]
     if not is_padded(load.result.type.shape):
         return None
     # Whatever may be copied at once: a small tile among many threads leaves each of them one element.
     size, pointers = item_size(load), assignment.layouts[load.operands[0]]
     if widest_access(pointers, access_facts(load, assignment.facts), size).width * size < _LEAST_BYTES:
         return None
-    orders = [_order(step) for step in steps]
-    if is_tile(target):
-        tile, seen = _direct_tile(assignment, load, orders, target), target
-    elif is_copied(operation) or isinstance(
-        conversion_plan(source, target, element_bits(operation.result)), SharedExchange
-    ):
-        tile = _tile(assignment, load)
-        seen = tile.linear if tile is not None else target
-        for order in orders:
-            seen = _named(seen.permute(order))
-    else:
+    ways = [_way(body, user, users) for user in users.get(load.result, ())]
+    conversions = [way for way in ways if way is not None and _reads_shared_memory(assignment, way[-1])]
+    if len(conversions) < len(ways) and not _reaches_product(body, load.result, users):
         return None
-    if tile is None:
+    direct = [_direct_tile(assignment, load, way) for way in conversions if _is_direct(assignment, way[-1])]
+    tile = direct[0] if direct else _tile(assignment, load)
+    if tile is None or any(other is None or other.linear != tile.linear for other in direct):
         return None
-    size = aligned(prod(load.result.type.shape) * item_size(load))
-    view = SharedLayout(seen, alignment=tile.alignment)
-    return Stream(load, tuple(steps), operation, tile, view, offset, size, is_tile(target))
+    readers = [
+        Reader(tuple(way[:-1]), way[-1], _seen(tile, way[:-1]), _is_direct(assignment, way[-1])) for way in conversions
+    ]
+    if len(conversions) < len(ways):
+        readers.append(Reader((), load, tile, False))
+    return Stream(load, tuple(readers), tile, offset, aligned(prod(load.result.type.shape) * size)) if readers else None
+
+
+def _way(body: Region, user: Operation, users: Mapping[SSAValue, Sequence[Operation]]) -> list[Operation] | None:
+    """The operations from a load to a conversion that only products of the body read; None where another use is met."""
+    way = [user]
+    while user.opcode == "permute" and CONVERSION_ATTRIBUTE not in user.attributes:
+        following = users.get(user.result, ())
+        if len(following) != 1:
+            return None
+        (user,) = following
+        way.append(user)
+    if CONVERSION_ATTRIBUTE not in user.attributes:
+        return None
+    readers = users.get(user.result, ())
+    if not readers or any(reader.opcode != "dot" or reader not in body.operations for reader in readers):
+        return None
+    return way
+
+
+def _reads_shared_memory(assignment: Assignment, conversion: Operation) -> bool:
+    """Whether a conversion would go through shared memory in any case."""
+    source, target = (assignment.layouts[value] for value in (conversion.operands[0], conversion.result))
+    if is_tile(target) or is_copied(conversion):
+        return True
+    return isinstance(conversion_plan(source, target, element_bits(conversion.result)), SharedExchange)
+
+
+def _is_direct(assignment: Assignment, conversion: Operation) -> bool:
+    return is_tile(assignment.layouts[conversion.result])
+
+
+def _reaches_product(body: Region, value: SSAValue, users: Mapping[SSAValue, Sequence[Operation]]) -> bool:
+    """Whether a product of the same iteration takes what is computed elementwise from a value."""
+    stack, seen = [value], {value}
+    while stack:
+        for user in users.get(stack.pop(), ()):
+            if user not in body.operations:
+                continue
+            if user.opcode == "dot":
+                return True
+            if (OPS[user.opcode].elementwise or user.opcode == "permute") and user.result not in seen:
+                seen.add(user.result)
+                stack.append(user.result)
+    return False
+
+
+def _seen(tile: SharedLayout, steps: Sequence[Operation]) -> SharedLayout:
+    """A tile as what is renamed sees it."""
+    seen = tile.linear
+    for step in steps:
+        seen = _named(seen.permute(_order(step)))
+    return SharedLayout(seen, alignment=tile.alignment)
 
 
 def _order(step: Operation) -> list[int]:
@@ -221,11 +316,10 @@ def _named(layout: LinearLayout) -> LinearLayout:
     return LinearLayout(layout.inputs, tuple((f"dim{axis}", extent) for axis, extent in enumerate(layout.shape)))
 
 
-def _direct_tile(
-    assignment: Assignment, load: Operation, orders: Sequence[Sequence[int]], target: LinearLayout
-) -> SharedLayout | None:
+def _direct_tile(assignment: Assignment, load: Operation, way: Sequence[Operation]) -> SharedLayout | None:
     """How a load fills a tile that products read; None when accesses along the tile's rows are too narrow to copy."""
-    for order in reversed(orders):
+    target = assignment.layouts[way[-1].result]
+    for order in reversed([_order(step) for step in way[:-1]]):
         target = _named(target.permute([order.index(axis) for axis in range(len(order))]))
     size = item_size(load)
     if access_facts(load, assignment.facts).run(tile_axis(target), size) * size < _LEAST_BYTES:
@@ -287,13 +381,13 @@ def streams_of(plans: Mapping[Operation, Pipeline]) -> Iterator[Stream]:
 
 def all_copied(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> bool:
     """Whether loops copy all operands ahead of which the layouts say so."""
-    streamed = {stream.conversion for stream in streams_of(plans)}
+    streamed = {conversion for stream in streams_of(plans) for conversion in stream.conversions}
     return all(operation in streamed for operation in assignment.function.walk() if is_copied(operation))
 
 
 def tile_sizes(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> dict[Operation, int]:
     """Bytes of the tiles that products read and no loop copies ahead, by their conversion."""
-    streamed = {stream.conversion for stream in streams_of(plans)}
+    streamed = {conversion for stream in streams_of(plans) for conversion in stream.conversions}
     sizes = {}
     for operation in assignment.function.walk():
         if CONVERSION_ATTRIBUTE in operation.attributes and operation not in streamed:

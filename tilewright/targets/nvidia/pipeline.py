@@ -10,6 +10,7 @@ from tilewright.ir.explicit import is_explicit
 from tilewright.passes.grid_axes import rename_axes
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
+from tilewright.targets.gpu.early_loads import load_early
 from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.memory_order import ordering_barriers
 from tilewright.targets.gpu.memory_plan import plan_memory
@@ -35,6 +36,7 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
     (simplify, "what the pass before left over"),
+    (load_early, "last, because it only changes the order of operations"),
 )
 
 

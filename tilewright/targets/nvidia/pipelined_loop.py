@@ -10,7 +10,7 @@ from tilewright.layout import LinearLayout, MatrixAccess, matrix_access
 from tilewright.targets.gpu.exchange import unpack
 from tilewright.targets.gpu.lowering import KernelLowering, Rule
 from tilewright.targets.gpu.pipelined_loop import Load, PipelinedLoop, Place
-from tilewright.targets.gpu.pipelining import Pipeline, Stream
+from tilewright.targets.gpu.pipelining import Pipeline, Reader
 from tilewright.targets.gpu.tiles import is_tile
 from tilewright.targets.gpu.transfer import element_bits
 from tilewright.targets.llvm.builder import LLVMValue
@@ -63,31 +63,33 @@ class NvidiaPipelinedLoop(PipelinedLoop):
     def commit(self) -> None:
         assembly(self.builder, "cp.async.commit_group;", "", [], [])
 
-    def start_copy(self, to: Place, source: LLVMValue, count: int, owner: LLVMValue, inside: LLVMValue | None) -> None:
+    def end_copies(self) -> None:
+        assembly(self.builder, "cp.async.wait_all;", "", [], [])
+
+    def start_copy(self, to: Place, source: LLVMValue, count: int, owner: LLVMValue | None, inside: LLVMValue) -> None:
         target, apart = to
         cache = "cg" if count == _LARGEST_COPY else "ca"
         place = f"[$0+{apart}]" if apart else "[$0]"
-        text = f"@$2 cp.async.{cache}.shared.global {place}, [$1], {count}"
-        arguments = [self.lowering.shared_pointer(target), source, owner]
-        constraints = "r,l,b"
-        if inside is not None:
-            text += ", $3"  # a predicate: zeros in place of what is there
-            constraints += ",b"
-            arguments.append(self.builder.binary("xor", inside, LLVMValue("i1", "true")))
-        assembly(self.builder, f"{text};", constraints, arguments, [])
+        text = f"cp.async.{cache}.shared.global {place}, [$1], {count}, $2;"  # $2: zeros in place of what is there
+        outside = self.builder.binary("xor", inside, LLVMValue("i1", "true"))
+        arguments, constraints = [self.lowering.shared_pointer(target), source, outside], "r,l,b"
+        if owner is not None:
+            text, constraints = f"@$3 {text}", f"{constraints},b"
+            arguments.append(owner)
+        assembly(self.builder, text, constraints, arguments, [])
 
     # Reads ---------------------------------------------------------------------------------------
 
-    def read_whole(self, stream: Stream, layout: LinearLayout, base: LLVMValue) -> None:
-        result = stream.conversion.result
+    def read_whole(self, reader: Reader, layout: LinearLayout, base: LLVMValue) -> None:
+        result = reader.operation.result
         if is_tile(layout):
             self.lowering.views[result] = tile_view(base, result.type, layout)
             return
-        matrices = matrix_access(layout, stream.view, element_bits(result))
+        matrices = matrix_access(layout, reader.view, element_bits(result))
         if matrices is not None:
-            self.define(stream, *self.matrices(matrices, base))
+            self.define(reader, *self.matrices(matrices, base))
         else:
-            super().read_whole(stream, layout, base)
+            super().read_whole(reader, layout, base)
 
     def matrices(self, access: MatrixAccess, base: LLVMValue) -> tuple[Load, list[tuple[int, ...]]]:
         """By ldmatrix: a function that emits instruction number i, and the registers that each gives."""

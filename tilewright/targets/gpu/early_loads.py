@@ -1,0 +1,89 @@
+"""Loads in loops with products begin before the products, which then go on while the loads are under way.
+
+    for …:  w = load pw                               for …:  w = load pw;  u = load pu
+            p = dot(w, state)              ->                 p = dot(w, state)
+            u = load pu                                       …
+            … u - p …
+
+Products wait at barriers, across which no assembler moves a load; and where a loop is a recurrence, nothing else is
+there to be done while a load is waited for.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.ir.core import Function, Operation, Region, SSAValue
+from tilewright.ir.ops import is_speculatable
+from tilewright.ir.rewrite import Rebuilder
+from tilewright.targets.gpu.memory_order import movable_loads
+
+_MOST_BYTES = 32768  # of the blocks that a loop loads earlier: they take registers meanwhile
+_ORDERED = ("dot", "reduce", "scan", "gather")  # operations of addresses that would have to move before products
+
+
+def load_early(function: Function) -> Function:
+    """`function` with such loads moved; the same object when there are none."""
+    loops = [operation for operation in function.walk() if operation.opcode == "for"]
+    if not any(_moved(function, loop) for loop in loops):
+        return function
+    copy = _Copier().run(function)
+    for loop in copy.walk():
+        if loop.opcode == "for":
+            _move(loop.regions[0], _moved(copy, loop))
+    return copy
+
+
+class _Copier(Rebuilder):
+    def run(self, function: Function) -> Function:
+        self.changed = True
+        return super().run(function)
+
+
+def _first_product(body: Region) -> int:
+    """The place of the first product in a body, or the body's end."""
+    places = (place for place, operation in enumerate(body.operations) if operation.opcode == "dot")
+    return next(places, len(body.operations))
+
+
+def _moved(function: Function, loop: Operation) -> list[Operation]:
+    """The loads after the first product of a loop, with what their addresses need, in order."""
+    (body,) = loop.regions
+    late = body.operations[_first_product(body) :]
+    if not any(operation.opcode == "load" for operation in late):
+        return []
+    movable = movable_loads(function, loop)
+    inside = {result: operation for operation in late for result in operation.results}
+    chosen: set[Operation] = set()
+    left = _MOST_BYTES
+    for load in late:
+        size = prod(load.results[0].type.shape) * load.results[0].type.dtype.itemsize if load.opcode == "load" else 0
+        if load not in movable or load.attributes["volatile"] or size > left:
+            continue
+        needed = _needed(load, inside)
+        if needed is not None and all(operation is load or is_speculatable(operation) for operation in needed):
+            chosen |= needed
+            left -= size
+    return [operation for operation in late if operation in chosen]
+
+
+def _needed(load: Operation, inside: dict[SSAValue, Operation]) -> set[Operation] | None:
+    """A load and the late operations that its address and mask depend on; None where one cannot move."""
+    needed = {load}
+    stack = list(load.operands)
+    while stack:
+        operation = inside.get(stack.pop())
+        if operation is None or operation in needed:
+            continue
+        if operation.opcode in _ORDERED or operation.regions:
+            return None
+        needed.add(operation)
+        stack += operation.operands
+    return needed
+
+
+def _move(body: Region, moved: list[Operation]) -> None:
+    if moved:
+        first, chosen = _first_product(body), set(moved)
+        before, after = body.operations[:first], body.operations[first:]
+        body.operations = [*before, *moved, *(operation for operation in after if operation not in chosen)]
