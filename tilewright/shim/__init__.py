@@ -74,8 +74,8 @@ class _ModuleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name in TABLES or name in ALIASES:
             return ModuleSpec(name, self, is_package=name in TABLES)
         advice = _advice(name)
-        shown = None if advice and _names_a_member() else name
-        raise ModuleNotFoundError(f"No module named {name!r} in tilewright{advice}", name=shown)
+        module_name = None if advice and _names_a_member() else name
+        raise ModuleNotFoundError(f"No module named {name!r} in tilewright{advice}", name=module_name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return ShimModule(spec.name, TABLES[spec.name]) if spec.name in TABLES else None
