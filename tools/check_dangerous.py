@@ -58,6 +58,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         "import_module of a name": _TABLE,
         "multiprocessing.connection": "the type of a pipe to its own processes",
     },
+    "benchmarks/programs/tutorials.py": {
+        "exec": "runs what Triton's tutorials define, from the folder that the user names",
+        "compile": "keeps the names and lines of a tutorial's file",
+    },
     "benchmarks/kernels_cuda.py": _BY_NAME,
     "tests/": {
         "exec": "runs the examples of our own documents, and kernels written in tests",
