@@ -54,6 +54,23 @@ def test_products_of_16_bits_take_the_hopper_kernel() -> None:
     assert chosen(portable) == ["tiled matmul", "tiled matmul", "row kernel"]
 
 
+def test_products_with_scales_of_blocks_take_the_hopper_kernel() -> None:
+    """It assembles without spills: sums of a block, and those that they are added to, are registers."""
+
+    class Product(torch.nn.Module):
+        def forward(self, x, w, x_scales, w_scales):
+            y = torch._scaled_mm(x, w.t(), x_scales, w_scales.t(), out_dtype=torch.bfloat16)
+            return torch.nn.functional.silu(y)
+
+    x, w = (torch.zeros(shape, dtype=torch.float8_e4m3fn) for shape in ((300, 512), (640, 512)))
+    engine = tilewright.compile(
+        Product(), (x, w, torch.ones(300, 4), torch.ones(5, 4)), target="cuda:sm_90a", effort=0
+    )
+    assert chosen(engine) == ["hopper matmul"]
+    (kernel,) = engine._program["kernels"].values()
+    assert kernel["resources"]["spill_stores"] == 0
+
+
 @functools.cache
 def transformer_layer(target: str) -> Engine:
     module, x = blocks.Block(256, 4).half().eval(), torch.zeros(2, 40, 256, dtype=torch.float16)

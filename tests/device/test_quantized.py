@@ -80,3 +80,26 @@ def test_int_mm_of_two_computed_operands(shape: tuple[int, int, int], rng: np.ra
     assert engine.plan.steps[0].evidence["chosen"].startswith("hopper")
     exact = a.double() @ b.double().t()
     assert torch.equal(torch.as_tensor(engine(a.cuda(), b.cuda())).cpu().double(), exact)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("shape", [(200, 512, 384), (1024, 4096, 1024), (17, 128, 640)])
+def test_scaled_mm_by_blocks(shape: tuple[int, int, int], rng: np.random.Generator) -> None:
+    """torch._scaled_mm with scales of 1 x 128 and 128 x 128 in an engine: the Hopper product that promotes its sums."""
+
+    class Product(torch.nn.Module):
+        def forward(self, x, w, x_scales, w_scales):
+            y = torch._scaled_mm(x, w.t(), x_scales, w_scales.t(), out_dtype=torch.bfloat16)
+            return torch.nn.functional.silu(y)
+
+    rows, depth, columns = shape
+    x, w = (torch.from_numpy(rng.standard_normal((count, depth))).to(torch.float8_e4m3fn) for count in (rows, columns))
+    x_scales, w_scales = (torch.from_numpy(rng.uniform(0.01, 0.1, (count, depth // 128)).astype(np.float32))
+                          for count in (rows, columns // 128))  # fmt: skip
+    engine = tilewright.compile(Product(), (x, w, x_scales, w_scales), target="cuda")
+    assert engine.plan.steps[0].evidence["chosen"] == "hopper matmul"
+    left = x.double() * x_scales.double().repeat_interleave(128, 1)
+    right = w.double() * w_scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    exact = torch.nn.functional.silu(left @ right.t())
+    found = torch.as_tensor(engine(*(item.cuda() for item in (x, w, x_scales, w_scales)))).cpu().double()
+    assert torch.linalg.norm(found - exact) < 2.0**-7 * torch.linalg.norm(exact)

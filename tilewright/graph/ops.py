@@ -164,6 +164,9 @@ _op("contraction", "matmul", 2, infer.matmul, compute.matmul,
 _op("contraction", "dequantized_matmul", (3, 4), quantization.dequantized_matmul_type, quantization.dequantized_matmul,
     "x [..., M, K] times the numbers (w - zero point) scale of weights w [N, K] of at most 8 bits, in the type of x; "
     "scale and zero point [N, groups], of equal groups along K")
+_op("contraction", "block_scaled_matmul", 4, quantization.block_scaled_matmul_type, quantization.block_scaled_matmul,
+    "f32: numbers x sx [..., M, K] times (w sw)^T [N, K] of 8-bit floats x and w; scales sx [..., M, K / 128] and sw "
+    "[N / 128, K / 128] of blocks of 128")
 _op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_matmul,
     "rows of a [M, K] times their group's matrix of b [G, K, N] (or [G, N, K] with transpose_b): group g ends before "
     "row ends[g] (integers [G], not falling); rows after the last group give zeros",

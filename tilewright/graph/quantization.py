@@ -19,6 +19,9 @@ from tilewright.graph.inference import Attributes, Inputs, ShapeError, Types, br
 from tilewright.graph.semantics import Array, Arrays
 
 
+SCALE_BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
+
+
 @dataclass(frozen=True)
 class Scheme:
     """How a tensor is quantized: the integers' type, which elements share a scale, whether zero is the integer 0."""
@@ -139,6 +142,34 @@ def dequantized_matmul(inputs: Arrays, attributes: Attributes) -> Array:
     """x times the numbers that the weights stand for."""
     x, w, scale, zero = (*inputs, None)[:4]
     return np.asarray(x @ numbers_of(w, scale, zero).T.astype(x.dtype))
+
+
+def block_scaled_matmul_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """f32 [..., M, N]."""
+    x, w, left, right = (value(inputs, number) for number in range(4))
+    if any(item.dtype.bits != 8 or not item.dtype.is_float for item in (x, w)):
+        raise ShapeError(f"{x!r} and {w!r} must be 8-bit floats")
+    if left.dtype != float32 or right.dtype != float32:
+        raise ShapeError(f"the scales {left!r} and {right!r} must be f32")
+    if x.rank < 2 or w.rank != 2 or w.shape[1] != x.shape[-1]:
+        raise ShapeError(f"{x!r} and {w!r} are no [.., M, K] and [N, K]")
+    columns, depth = w.shape
+    if not isinstance(columns, int) or not isinstance(depth, int) or depth % SCALE_BLOCK:
+        raise ShapeError(f"the depth of {w!r} is no multiple of {SCALE_BLOCK}")
+    groups = depth // SCALE_BLOCK
+    if left.shape != (*x.shape[:-1], groups) or right.shape != (-(-columns // SCALE_BLOCK), groups):
+        raise ShapeError(f"{left!r} and {right!r} are no scales for blocks of {SCALE_BLOCK} of {x!r} and {w!r}")
+    return [(float32, (*x.shape[:-1], columns))]
+
+
+def block_scaled_matmul(inputs: Arrays, attributes: Attributes) -> Array:
+    """The product of the numbers that both operands stand for."""
+    x, w, left, right = inputs
+    assert x is not None and w is not None and left is not None and right is not None
+    rows = np.repeat(left.astype(np.float64), SCALE_BLOCK, axis=-1) * x.astype(np.float64)
+    by_column = np.repeat(right.astype(np.float64), SCALE_BLOCK, axis=0)[: len(w)]
+    columns = np.repeat(by_column, SCALE_BLOCK, axis=1) * w.astype(np.float64)
+    return np.asarray(rows @ columns.T, left.dtype)
 
 
 def numbers_of(w: Array, scale: Array, zero: Array | None) -> Array:

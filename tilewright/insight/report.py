@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OPERATION = re.compile(r"(\S+) %(\S+)(?: \((.*)\))?")
 _VIEWS = ("reshape", "permute", "slice", "broadcast_to")
-_PRODUCTS = ("matmul", "dequantized_matmul", "conv", "attention")
+_PRODUCTS = ("matmul", "dequantized_matmul", "block_scaled_matmul", "conv", "attention")
 
 
 def report(

@@ -13,11 +13,10 @@ from functools import lru_cache
 
 import tilewright
 import tilewright.language as tl
+from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.language.function import SourceFunction
 from tilewright.library.activations import ACTIVATIONS, OF_HALF
 from tilewright.library.epilogue import Epilogue, EpilogueCost, identity
-
-SCALE_BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,15 @@ def _promotion(parts: EpilogueParts) -> SourceFunction | None:
     if parts.scale_a != "block":
         return None
     place = {name: number for number, name in enumerate(parts.operands)}
-    scale_a, scale_b, a_stride, b_stride, rows = (
-        place[name] for name in ("scale_a", "scale_b", "scale_a_stride", "scale_b_stride", "rows")
+    return block_promotion(
+        *(place[name] for name in ("scale_a", "scale_b", "scale_a_stride", "scale_b_stride", "rows"))
     )
+
+
+@lru_cache(maxsize=64)
+def block_promotion(scale_a: int, scale_b: int, a_stride: int, b_stride: int, rows: int) -> SourceFunction:
+    """What the sums of a block add, by the places in `extra` of the scales of both operands, the distances of their
+    rows and the number of rows."""
 
     @tilewright.jit
     def promote(partial, row, column, stage, extra):

@@ -16,6 +16,7 @@ from tilewright.library.excitation.simt import gpu_excitation
 from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.simt import gpu_grouped
 from tilewright.library.makers import Maker, Makers
+from tilewright.library.matmul.hopper.block_scaled import hopper_block_scaled
 from tilewright.library.matmul.hopper.dequantized import hopper_dequantized
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.portable import movement
@@ -34,7 +35,7 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
     makers = {
         "matmul": gpu_contraction, "dequantized_matmul": hopper_dequantized, "grouped_matmul": gpu_grouped,
-        "conv": gpu_convolution,
+        "conv": gpu_convolution, "block_scaled_matmul": hopper_block_scaled,
     }  # fmt: skip
     return makers[group.anchor.op](group, graph, target)
 

@@ -33,6 +33,11 @@ class Slots:
         """The epilogue's cost."""
         return self.epilogue.cost
 
+    def promoted(self, function: SourceFunction) -> Slots:
+        """The same with sums of blocks of the depth that `function` promotes (`Epilogue.promotion`)."""
+        cost = replace(self.cost, blocks=True, bare=False)
+        return replace(self, epilogue=replace(self.epilogue, promotion=function, cost=cost))
+
     def rounded(self, columns: int | None = None) -> Slots:
         """The epilogue for kernels whose tensor cores wait while a tile's results are computed: with activations as
         exact as the stored type can tell, and, of so many `columns`, operands by column that are loaded once."""
@@ -41,7 +46,8 @@ class Slots:
         epilogue = Epilogue() if self.chain is None else self.chain.written(self.extra, columns, rounded=True)
         if self.gate is not None:
             epilogue = self.gate.joined(epilogue, self.stored.dtype)
-        return replace(self, epilogue=epilogue)
+        found = replace(self, epilogue=epilogue)
+        return found if self.epilogue.promotion is None else found.promoted(self.epilogue.promotion)
 
 
 def gate_halves(group: Group) -> tuple[Node, Node] | None:

@@ -18,11 +18,11 @@ from tilewright import dtypes
 from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import LaunchError
 from tilewright.graph.passes.weight_products import canonical
+from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.library import packing
-from tilewright.library.epilogue_parts import SCALE_BLOCK
 from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel

@@ -18,13 +18,14 @@ import tilewright.language as tl
 from tilewright import dtypes, forks
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, TilewrightError, brief
+from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue import Epilogue
-from tilewright.library.epilogue_parts import SCALE_BLOCK, EpilogueParts
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.dtypes import int1, int32
+from tilewright.dtypes import float32, int1, int32
 from tilewright.graph.core import Value
+from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.importers.einsum import einsum
 from tilewright.importers.emitter import Number
 from tilewright.importers.images import transposed_convolution
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
-from tilewright.symbolic import lift, simplify
+from tilewright.symbolic import Size, lift, product, simplify
 
 TABLE = RuleTable("Products, convolutions, attention", "aten.")
 rule = TABLE.rule
@@ -45,6 +46,89 @@ def grouped_matmul(
     if rows.rank != 2 or matrices.rank != 3 or offs is None or bias is not None or call.dtype != rows.dtype:
         raise Unsupported("a grouped product of this form", "give rows [M, K], matrices [G, K, N] and offsets [G]")
     return call.op("grouped_matmul", rows, matrices, offs)
+
+
+@rule("_scaled_mm.default")
+def scaled_matmul(
+    call: TorchCall,
+    left: Value,
+    right: Value,
+    scale_a: Value,
+    scale_b: Value,
+    bias: Value | None = None,
+    scale_result: Value | None = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Value:
+    """The product of two matrices of 8-bit floats by scales for all of one, for rows and columns, or for blocks."""
+    if scale_result is not None:
+        raise Unsupported("a scale of the result", "divide the result by it")
+    return _scaled_product(call, left, right, scale_a, scale_b, bias)
+
+
+@rule("_scaled_mm_v2.default")
+def scaled_matmul_of_recipes(
+    call: TorchCall,
+    left: Value,
+    right: Value,
+    scale_a: Sequence[Value],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Value],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: Value | None,
+    out_dtype: Any,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> Value:
+    """The same with the granularity of scales by name (`torch.nn.functional.ScalingType`): the shapes say it, too."""
+    if len(scale_a) != 1 or len(scale_b) != 1 or any((*swizzle_a, *swizzle_b)) or contraction_dim:
+        raise Unsupported("scales of two levels, or in swizzled order", "give one tensor of float32 scales each")
+    return _scaled_product(call, left, right, scale_a[0], scale_b[0], bias)
+
+
+def _scaled_product(
+    call: TorchCall, left: Value, right: Value, scale_a: Value, scale_b: Value, bias: Value | None
+) -> Value:
+    """left [M, K] times right [K, N], whose scales are turned with it."""
+    if left.dtype.bits != 8 or right.dtype.bits != 8 or scale_a.dtype != float32 or scale_b.dtype != float32:
+        raise Unsupported("a scaled product of other types", "give matrices of 8-bit floats and scales of float32")
+    turned = call.permute(scale_b, (1, 0)) if scale_b.rank == 2 else scale_b
+    operands = [
+        _with_scales(call, left, scale_a, "scale_a"),
+        _with_scales(call, call.permute(right, (1, 0)), turned, "scale_b"),
+    ]
+    result = call.op("matmul", *operands, transpose_b=True)
+    return call.cast(result if bias is None else call.op("add", result, call.cast(bias, float32)), call.dtype)
+
+
+def _with_scales(call: TorchCall, x: Value, scale: Value, name: str) -> Value:
+    """The numbers of x [rows, depth]: with one scale, one for each row, or for each 128 of the depth of 1 or 128 rows;
+    along the depth there may be more scales than blocks, as PyTorch pads them."""
+    rows, depth = x.shape
+    if product(scale.shape) == 1:
+        return call.op("dequantize", x, call.reshape(scale, ()))
+    if scale.shape == (rows, 1):
+        return call.op("dequantize", x, scale)
+    if not isinstance(depth, int) or depth % SCALE_BLOCK or scale.rank != 2:
+        raise Unsupported(f"{name} of shape {list(scale.shape)}", f"make the depth a multiple of {SCALE_BLOCK}")
+    groups = depth // SCALE_BLOCK
+    scale = call.op("slice", scale, axis=1, start=0, stop=groups, step=1) if scale.shape[1] != groups else scale
+    if scale.shape == (rows, groups):
+        shapes: tuple[tuple[Size, ...], ...] = (rows, groups, SCALE_BLOCK), (rows, groups, 1)
+    elif isinstance(rows, int) and scale.shape == (-(-rows // SCALE_BLOCK), groups):
+        blocks = -(-rows // SCALE_BLOCK)
+        shapes = (blocks, SCALE_BLOCK, groups, SCALE_BLOCK), (blocks, 1, groups, 1)
+        if rows % SCALE_BLOCK:
+            each = call.broadcast(call.reshape(scale, (blocks, 1, groups)), (blocks, SCALE_BLOCK, groups))
+            scale = call.reshape(each, (blocks * SCALE_BLOCK, groups))
+            scale = call.op("slice", scale, axis=0, start=0, stop=rows, step=1)
+            shapes = (rows, groups, SCALE_BLOCK), (rows, groups, 1)
+    else:
+        raise Unsupported(f"{name} of shape {list(scale.shape)}", "give one, one for each row, or one for each block")
+    numbers = call.op("dequantize", call.reshape(x, shapes[0]), call.reshape(scale, shapes[1]))
+    return call.reshape(numbers, x.shape)
 
 
 def _scaled(call: TorchCall, x: Value, factor: Number) -> Value:

@@ -112,9 +112,14 @@ class ExtraReferences:
     result = tensor
 
     def size(self, size: Size) -> str:
-        position = self._position(size)
-        self.types[f"extra_{position}"] = "i64"
-        return f"extra[{position}]"
+        return f"extra[{self.place(size)}]"
+
+    def place(self, operand: Value | Size) -> int:
+        """The place of a tensor's address, or of a size."""
+        position = self._position(operand)
+        if not isinstance(operand, Value):
+            self.types[f"extra_{position}"] = "i64"
+        return position
 
     def number(self, number: float) -> int:
         """The place of a number that each launch is given, so that kernels do not differ by it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.graph.passes.block_products import without_block_products
 from tilewright.graph.passes.join_text_lookups import join_text_lookups
 from tilewright.graph.passes.lighten_loops import lighten_loops
 from tilewright.graph.passes.narrow_products import narrow_products
@@ -18,7 +19,8 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
     kernels = target.kernels
     return TargetPasses(
         before=(
-            TargetPass(narrow_products, kernels),  # first: what it leaves stays in floats
+            TargetPass(without_block_products, required=True),  # no kernel promotes sums of blocks
+            TargetPass(narrow_products, kernels),  # what it leaves stays in floats
             TargetPass(narrow_recurrent),  # as products
             TargetPass(weight_products, kernels),  # what is still quantized is read as it is stored
             TargetPass(sorting, kernels),  # few elements are compared; the kernel sorts longer rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.graph.passes.align_products import align_products
+from tilewright.graph.passes.block_products import block_products, without_block_products
 from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.extremes_at_places import extremes_at_places
 from tilewright.graph.passes.extremes_of_parts import extremes_of_parts
@@ -34,9 +35,11 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     weights = TargetPass(weight_products, kernels)
     if not target.wgmma:
         weights = TargetPass(without_weight_products, required=True)
+    blocks = TargetPass(block_products) if target.wgmma else TargetPass(without_block_products, required=True)
     return TargetPasses(
         before=(
-            TargetPass(narrow_products, kernels),  # first: what it leaves stays in floats
+            blocks,  # first: to the next one they are products of floats
+            TargetPass(narrow_products, kernels),  # what it leaves stays in floats
             TargetPass(fold_zero_points),  # of its products
             weights,  # what is still quantized is read as it is stored, where there is wgmma
             TargetPass(sorting, kernels, required=True),  # the kernels sort 32 bits along the last dimension

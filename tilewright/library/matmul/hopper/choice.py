@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.library.epilogue_parts import SCALE_BLOCK
+from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.library.hopper import ATOM, SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
