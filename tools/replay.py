@@ -55,7 +55,7 @@ from tilewright.targets.nvidia.backend import NvidiaBackend
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower as lower_for_nvidia
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.registry import graph_passes
+from tilewright.targets.registry import get_target, graph_passes
 from tools.replay_cases import LIBRARY, MODELS, GraphMaker
 from tools.replay_operations import CALLS, launches
 
@@ -224,7 +224,7 @@ def operations() -> Texts:
             ):
                 attention = AttentionProblem(1, 8, 2, queries, 4096, size, half, causal, window, ragged, True, "")
                 config = attentions.hopper_configs(attention)[0].check()
-                key = attentions.compiled(config).binary.key
+                key = attentions.compiled(config, get_target(HOPPER)).binary.key
                 texts[f"attention {size} {queries} {causal} {window} {ragged}"] = f"; {config}\n{recorder.texts[key]}"
         attentions._KERNELS.clear()
     return texts

@@ -63,9 +63,7 @@ def test_products_with_scales_of_blocks_take_the_hopper_kernel() -> None:
             return torch.nn.functional.silu(y)
 
     x, w = (torch.zeros(shape, dtype=torch.float8_e4m3fn) for shape in ((300, 512), (640, 512)))
-    engine = tilewright.compile(
-        Product(), (x, w, torch.ones(300, 4), torch.ones(5, 4)), target="cuda:sm_90a", effort=0
-    )
+    engine = tilewright.compile(Product(), (x, w, torch.ones(300, 4), torch.ones(5, 4)), target="cuda:sm_90a", effort=0)
     assert chosen(engine) == ["hopper matmul"]
     (kernel,) = engine._program["kernels"].values()
     assert kernel["resources"]["spill_stores"] == 0

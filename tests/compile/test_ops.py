@@ -95,7 +95,7 @@ def test_attention_configs(size: int, queries: int) -> None:
     for causal, window, ragged in ((False, 0, False), (True, 0, True)):
         problem = AttentionProblem(1, 8, 2, queries, 4096, size, BF16, causal, window, ragged, True, "")
         config = hopper_configs(problem)[0].check()
-        kernel = attentions.compiled(config)
+        kernel = attentions.compiled(config, NvidiaTarget.named("sm_90a"))
         assert not kernel.binary.resources.spill_stores, config
 
 

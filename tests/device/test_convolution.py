@@ -9,13 +9,13 @@ import pytest
 
 import tilewright.language as tl
 from tests.convolution_cases import CASES
+from tests.hopper_convolutions import prepare_convolution
 from tests.host.test_engine_gpu_convolution import CASES as MODELS
 from tests.host.test_engine_gpu_convolution import model, preferred_pixels, window
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.library.convolution.hopper.launch import prepare_convolution
 
 pytestmark = pytest.mark.hopper
 

@@ -1,5 +1,5 @@
-"""Products of 8-bit floats with a scale for each block of both operands: recognised, imported, and run on CPUs and, on a
-stand-in, on GPUs."""
+"""Products of 8-bit floats with a scale for each block of both operands: recognised, imported, and run on CPUs and GPUs
+(a stand-in for one)."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ def test_scaled_products_of_pytorch(
         wanted = layer.x.astype(np.float64) @ layer.w.astype(np.float64).T
         wanted *= np.asarray(x_scales) * (layer.by_column[0, 0] if single else layer.by_column[:, 0])
     engine = tilewright.compile(Scaled(layer, kinds, named), (tensor(layer.x), x_scales), target=target, effort=0)
-    inputs = dict(zip([each.name for each in engine.plan.inputs], (layer.x, np.ascontiguousarray(x_scales)), strict=True))
+    given = (layer.x, np.ascontiguousarray(x_scales))
+    inputs = dict(zip([each.name for each in engine.plan.inputs], given, strict=True))
     assert close(next(iter(engine.run(inputs).values())), wanted, 2.0**-8)
     if target != "cpu":
         assert len(engine.plan.steps) == 1 and engine.plan.steps[0].evidence["chosen"] == "hopper matmul"

@@ -11,6 +11,7 @@ import torch
 
 import tilewright
 import tilewright.language as tl
+from tests.hopper_products import prepare_matmul
 from tests.host.hopper_support import (
     ORDERS,
     attention_reference,
@@ -26,7 +27,6 @@ from tilewright.library.attention.hopper.config import AttentionConfig, attentio
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.simt_kernel import combine_parts
 from tilewright.library.matmul.hopper.config import MatmulConfig
-from tilewright.library.matmul.hopper.launch import prepare_matmul
 from tilewright.passes.pipeline import simplify
 from tilewright.settings import settings
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.convolution_cases import CASES
+from tests.hopper_convolutions import prepare_convolution
 from tests.host.hopper_support import ORDERS
 from tilewright.errors import LaunchError
 from tilewright.library.convolution.hopper.choice import ranked_configs, unit_of
 from tilewright.library.convolution.hopper.config import ConvolutionConfig
-from tilewright.library.convolution.hopper.launch import prepare_convolution
 from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget

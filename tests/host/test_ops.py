@@ -123,11 +123,10 @@ class FakeConfigs:
         self.capturing = False
         gpu = current_device()
         monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
-        monkeypatch.setattr(products, "device", lambda ordinal: gpu)
         monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
         monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, config, operands: self._runner(plan, config))
         monkeypatch.setattr(products.MatmulPlan, "_launch_of", lambda plan, config, operands: lambda stream: None)
-        monkeypatch.setattr(products.MatmulPlan, "_cold", staticmethod(lambda operands: [operands] * 3))
+        monkeypatch.setattr(products.MatmulPlan, "_cold", lambda plan, operands: [operands] * 3)
         monkeypatch.setattr(arrays, "empty_like", lambda out: out)
         monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: self.capturing)
         monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
@@ -176,7 +175,6 @@ def test_a_plan_without_a_config_that_runs_is_an_error(driver: Any, monkeypatch,
     FakeConfigs(monkeypatch)
     asked, operands = products.describe(normal(rng, 64, 256), normal(rng, 256, 512), None, None, {})
     plan = products.MatmulPlan(asked, 0, 1)
-    plan.ranked = plan.ranked[1:2] * 2
 
     def fail(*arguments: Any) -> Any:
         raise LaunchError("too large")

@@ -363,10 +363,11 @@ def test_close_candidates_are_timed_once(
                 operation.run(given, result)
         close(result.base, x.astype(np.float64) @ y.astype(np.float64))
         if seconds == "captured":
-            assert not operation.choices and not timed
+            assert operation.alternatives[0].choice is None and not timed
             continue
-        (choice,) = operation.choices
-        assert choice.source == seconds and len(timed) == 1 and choice.index == max(choice.microseconds)
+        (choice,) = [each.choice for each in operation.alternatives]
+        assert choice is not None and choice.source == seconds
+        assert len(timed) == 1 and choice.index == max(choice.microseconds)
         calls._PREPARED.clear()
 
 
@@ -405,7 +406,8 @@ def test_close_configs_of_grouped_products_are_timed_once(driver: Any, monkeypat
         monkeypatch.setattr(grouped, "prepare_grouped", prepare)
         for tune in (False, True):
             with settings.scope(tune=tune):
-                chosen = grouped._chosen(problem, operands, 0, arrays.target_at(0))
+                plan = grouped._plan(problem, 4, 0, arrays.target_at(0))
+                chosen = grouped._config(plan, operands, arrays.target_at(0).machine())
         expected = [config for config, _ in configs(problem, 4, arrays.target_at(0))]
         assert chosen in expected[1:]
     assert len(timed) == 1 and len(own) == timed[0] and all(own) and len(looked) == 4
@@ -420,7 +422,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def start(self, ordinal: int) -> Any:
             return lambda *values: launched.append(values[7])
 
-    monkeypatch.setattr(attentions, "compiled", lambda config: Compiled())
+    monkeypatch.setattr(attentions, "compiled", lambda config, target: Compiled())
     return launched
 
 

@@ -35,7 +35,6 @@ from tilewright.symbolic import evaluate, product
 from tilewright.targets.base import Target
 from tilewright.targets.gpu.binary import GpuBinary
 
-_COPIES = 64  # of weights, at most
 _ALIGNMENT = 256
 _POOL_BYTES = 1 << 20  # of random numbers, repeated to fill tensors
 
@@ -137,7 +136,7 @@ class Trials:
         weights = sum(tensor.bytes for tensor in tensors.found.values() if tensor.weight)
         if not self.cold or not weights:
             return 1
-        return max(1, min(_COPIES, -(-2 * self.device.l2_bytes // weights)))
+        return timers.cold_copies(weights, self.device.l2_bytes)
 
     def _layout(self, tensors: _TrialTensors, copies: int) -> list[list[int]]:
         """Addresses of all tensors, with random contents, for each copy of the weights."""

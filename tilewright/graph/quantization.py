@@ -18,7 +18,6 @@ from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Attributes, Inputs, ShapeError, Types, broadcast_shapes, optional, value
 from tilewright.graph.semantics import Array, Arrays
 
-
 SCALE_BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
 
 

@@ -22,10 +22,16 @@ _GRAPH_SECONDS = 1e-4  # that one replay of a candidate's graph takes at least
 _LAUNCHES = 64  # in a graph, at most, but for one on each copy of the operands
 _REPLAY_SECONDS = 3e-3  # for all replays of a candidate
 _REPLAYS = (5, 21)  # at least, at most
+_COPIES = 64  # of weights, at most
 _ROUNDS = 3
 _ROUND_MILLISECONDS = 10.0  # of one candidate in one round: the clock has to fall as it does in use
 _ROUND_CALLS = (3, 60)  # at least, at most
 _ESTIMATES = 5  # runs that decide how many more there are
+
+
+def cold_copies(weights: int, l2_bytes: int) -> int:
+    """How many copies of so many bytes of weights, read by turns, make each launch find its own out of the L2 cache."""
+    return max(1, min(_COPIES, -(-2 * l2_bytes // max(1, weights))))
 
 
 # Candidates, in turns

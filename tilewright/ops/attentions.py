@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import tilewright.language as tl
-from tilewright import dtypes, forks
+from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError, TilewrightError
+from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.quantization import integer_range
@@ -27,13 +26,15 @@ from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.kernel import attention as portable_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.attention.slots import quantizing
-from tilewright.measure.choosing import Choice, Measured, attempt, closest
-from tilewright.ops import arrays, calls, choosing
+from tilewright.measure.choosing import Choice, closest
+from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
+from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
+from tilewright.targets.base import Target
 
 _NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # that results are quantized to
 _LEAST_STEP = 16  # of queries, between problems that are timed
@@ -64,18 +65,21 @@ class AttentionPlan:
     def __init__(self, problem: AttentionProblem, ordinal: int | None) -> None:
         self.problem = problem
         self.ordinal = ordinal
-        target = arrays.target_at(ordinal)
-        self.machine = target.machine()
-        self.reason = unsupported(problem, target)
+        self.target = arrays.target_at(ordinal)
+        self.machine = self.target.machine()
+        self.reason = unsupported(problem, self.target)
         self.configs: list[AttentionConfig] = []
-        self.choice: Choice | None = None
+        self.alternatives: Alternatives | None = None
         self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all
         self._scheduled: dict[AttentionConfig, _Scheduled] = {}
-        self._lock = forks.lock()
         if self.reason:
             self._check_portable()
             return
         self.configs = [config.check() for config in hopper_configs(problem)]
+        seconds = [seconds_of(config, problem, self.machine) for config in self.configs]
+        text, close = str(_size_class(problem)), sorted({0, *closest(seconds, effort=1)})
+        labels = list(map(_described, self.configs))
+        self.alternatives = Alternatives("attention", text, ordinal, labels, range(len(labels)), close)
         together = max(1, tables.PAIRS // problem.heads)  # batches that one launch takes
         if problem.batches > together:
             counts = [min(together, problem.batches - first) for first in range(0, problem.batches, together)]
@@ -84,7 +88,12 @@ class AttentionPlan:
     @property
     def config(self) -> AttentionConfig | None:
         """The config that was chosen, or will be when nothing is timed; None for the portable kernel."""
-        return self.configs[self.choice.index if self.choice else 0] if self.configs else None
+        return self.configs[self.alternatives.index] if self.alternatives else None
+
+    @property
+    def choice(self) -> Choice | None:
+        """How the config was found; None until it is."""
+        return self.alternatives.choice if self.alternatives else None
 
     def scheduled(self, config: AttentionConfig) -> _Scheduled:
         """A config made ready for launches."""
@@ -93,7 +102,7 @@ class AttentionPlan:
             sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
             table = attention_schedule(config, *sizes, self.machine.processors)
             array = None if ordinal is None else DeviceArray.from_numpy(table, ordinal)
-            start = None if ordinal is None else compiled(config).start(ordinal)
+            start = None if ordinal is None else compiled(config, self.target).start(ordinal)
             self._scheduled[config] = _Scheduled(table, array, start)
         return self._scheduled[config]
 
@@ -126,38 +135,24 @@ class AttentionPlan:
             return self._portable(q, k, v, out, scale)
         if self.portions:
             return self._in_portions(views, scale, extra)
-        if self.ordinal is not None and self.choice is None:
+        assert self.alternatives is not None
+        if self.alternatives.choice is None:
             self._choose(views, scale, extra)
-        config = self.config
-        assert config is not None
-        return self._call(config, views, scale, extra)
+        return self._call(self.configs[self.alternatives.index], views, scale, extra)
 
     def _choose(self, views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]) -> None:
         """Find the config, by times on record or by timing the close ones, once for problems of about these sizes."""
-        assert self.ordinal is not None
-        seconds = [seconds_of(config, self.problem, self.machine) for config in self.configs]
-        close = sorted({0, *closest(seconds, effort=1)})
-        with self._lock:
-            if self.choice is None:
-                self.choice = choosing.choose(
-                    "attention", str(_size_class(self.problem)), self.ordinal, list(map(_described, self.configs)),
-                    range(len(self.configs)), close, [found for found in views if found is not None],
-                    partial(self._measured, close, views, scale, extra) if settings.tune else None,
-                )  # fmt: skip
-            if self.choice is not None:
-                chosen = self.configs[self.choice.index]  # schedules of the others are not read any more
-                self._scheduled = {config: made for config, made in self._scheduled.items() if config == chosen}
+        assert self.alternatives is not None
+        used = [found for found in views if found is not None]
 
-    def _measured(
-        self, close: Sequence[int], views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]
-    ) -> Measured:
-        """The times of close configs."""
-        assert self.ordinal is not None
-        own = [None if found is None else arrays.empty_like(found) if number in (3, 4) else found
-               for number, found in enumerate(views)]  # fmt: skip
-        failures: dict[int, TilewrightError] = {}
-        makers = {number: partial(self._call, self.configs[number], own, scale, extra) for number in close}
-        return choosing.timed(attempt(makers, failures), self.ordinal, failures)
+        def trials() -> TrialCalls:
+            own = [None if found is None else arrays.empty_like(found) if number in (3, 4) else found
+                   for number, found in enumerate(views)]  # fmt: skip
+            return TrialCalls(lambda number: self._call(self.configs[number], own, scale, extra))
+
+        chosen = self.configs[self.alternatives.choose(used, trials if settings.tune else None)]
+        if self.choice is not None:  # schedules of the others are not read any more
+            self._scheduled = {config: made for config, made in self._scheduled.items() if config == chosen}
 
     def _call(
         self, config: AttentionConfig, views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]
@@ -246,12 +241,13 @@ def _described(config: AttentionConfig) -> str:
     return f"{config.BM} queries by {config.BN} keys, {config.CONSUMERS} warpgroups{joined}"
 
 
-_KERNELS: dict[AttentionConfig, Any] = {}
+_KERNELS: dict[tuple[AttentionConfig, str], Any] = {}
 
 
-def compiled(config: AttentionConfig) -> Any:
-    """The Hopper kernel of a config."""
-    if config not in _KERNELS:
+def compiled(config: AttentionConfig, target: Target) -> Any:
+    """The Hopper kernel of a config for a target."""
+    key = (config, target.key)
+    if key not in _KERNELS:
         queries, keys, outs = (
             f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
             for block, dtype in ((config.query_block, config.TYPE), (config.key_block, config.TYPE),
@@ -264,8 +260,8 @@ def compiled(config: AttentionConfig) -> Any:
         }  # fmt: skip
         if config.OUTPUT is not None:
             types["extra"] = ("f32",)
-        _KERNELS[config] = hopper_attention.compile(types, {"CONFIG": config}, target="cuda:sm_90a")
-    return _KERNELS[config]
+        _KERNELS[key] = hopper_attention.compile(types, {"CONFIG": config}, target=target)
+    return _KERNELS[key]
 
 
 def _batches(found: ArrayView, first: int, end: int) -> ArrayView:

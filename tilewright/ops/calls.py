@@ -13,10 +13,9 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
-from tilewright import forks
 from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
-from tilewright.graph.fusion import Group
+from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
@@ -31,10 +30,11 @@ from tilewright.library.candidate import (
     TiledOperand,
     labels,
 )
-from tilewright.library.select import candidates, choose
-from tilewright.measure.choosing import Choice, Measured, closest, ranked
-from tilewright.ops import arrays, choosing
+from tilewright.library.select import candidates
+from tilewright.measure.choosing import closest, ranked
+from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
+from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
@@ -43,6 +43,9 @@ from tilewright.symbolic import Size, evaluate
 from tilewright.targets.base import Target
 from tilewright.targets.registry import for_kernels_of
 
+# A graph, the candidates of each of its groups, and the tensors between these.
+Divided = tuple[Graph, tuple[Sequence[Candidate], ...], tuple[Value, ...]]
+Groups = Callable[[Graph, Target], Divided]
 _MOST_PREPARED = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
 _CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as the process lives, by identity
@@ -51,27 +54,31 @@ _CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as t
 @dataclass(eq=False)
 class Prepared:
     """An operation for arrays of known shapes: its graph, the candidates of each group, in order, the tensors between
-    the groups, a text of the operations that take one choice, and the tables of numbers that its kernels read, by name
-    and sizes.
-
-    `choices` say which candidate each group takes; there are none until they are made.
-    """
+    the groups, a text of the operations that take one choice, whether candidates are timed, and the tables of numbers
+    that its kernels read, by name and sizes."""
 
     graph: Graph
     candidates: tuple[Sequence[Candidate], ...]
     between: tuple[Value, ...]
     ordinal: int | None
     alike: str = ""
-    choices: tuple[Choice, ...] = ()
+    timed: bool = False
     tables: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
-    _lock: Any = field(default_factory=forks.lock)
+    alternatives: tuple[Alternatives, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alternatives = tuple(map(self._alternatives, range(len(self.candidates))))
+
+    def _alternatives(self, number: int) -> Alternatives:
+        found = self.candidates[number]
+        seconds = [candidate.cost.seconds for candidate in found]
+        order, close = ranked(seconds), closest(seconds, effort=1)
+        return Alternatives(self.graph.name, f"{self.alike}, {number}", self.ordinal, labels(found), order, close)
 
     @property
     def chosen(self) -> tuple[Candidate, ...]:
         """The candidate of each group that runs: the likeliest until times are known."""
-        if not self.choices:
-            return tuple(map(choose, self.candidates))
-        return tuple(found[choice.index] for found, choice in zip(self.candidates, self.choices, strict=True))
+        return tuple(found[each.index] for found, each in zip(self.candidates, self.alternatives, strict=True))
 
     def run(self, given: Mapping[str, ArrayView], out: ArrayView) -> None:
         """Launch on arrays by the names of the graph's inputs; the result goes to `out`, contiguous."""
@@ -79,8 +86,8 @@ class Prepared:
         places[self.graph.outputs[0]] = out.base
         used = [*given.values(), out]
         self._add_memory(places, self.between, out)
-        if self.ordinal is not None and not self.choices:
-            self._choose(places, used)
+        for number, each in enumerate(self.alternatives):
+            each.choose(used, partial(self._trials, number, places, out) if self.timed else None)
         for number, candidate in enumerate(self.chosen):
             self._add_memory(places, candidate.temporaries, out)
             self._launch_all(candidate, places, number == 0)
@@ -92,42 +99,16 @@ class Prepared:
         for value in values:
             places[value] = arrays.empty(like, _numbers(value.shape), value.dtype)
 
-    def _choose(self, places: Mapping[Value, Any], used: Sequence[ArrayView]) -> None:
-        """Find the candidate of each group, by times on record or by timing the close ones, once."""
-        with self._lock:
-            if self.choices:
-                return
-            found = [self._choice(number, places, used) for number in range(len(self.candidates))]
-            if all(choice is not None for choice in found):
-                self.choices = tuple(choice for choice in found if choice is not None)
-
-    def _choice(self, number: int, places: Mapping[Value, Any], used: Sequence[ArrayView]) -> Choice | None:
-        assert self.ordinal is not None
-        found = self.candidates[number]
-        seconds = [candidate.cost.seconds for candidate in found]
-        close = closest(seconds, effort=1)
-        measure = partial(self._measured, number, close, places, used[-1]) if settings.tune else None
-        return choosing.choose(
-            self.graph.name,
-            f"{self.alike}, {number}",
-            self.ordinal,
-            labels(found),
-            ranked(seconds),
-            close,
-            used,
-            measure,
-        )
-
-    def _measured(self, number: int, close: Sequence[int], places: Mapping[Value, Any], out: ArrayView) -> Measured:
-        """The times of a group's close candidates."""
-        assert self.ordinal is not None
-        own, runs = dict(places), {}
+    def _trials(self, number: int, places: Mapping[Value, Any], out: ArrayView) -> TrialCalls:
+        own = dict(places)
         self._add_memory(own, self.graph.outputs, out)
-        for index in close:
+
+        def call(index: int) -> Callable[[], Any]:
             candidate, memory = self.candidates[number][index], dict(own)
             self._add_memory(memory, candidate.temporaries, out)
-            runs[index] = partial(self._launch_all, candidate, memory, number == 0)
-        return choosing.timed(runs, self.ordinal)
+            return partial(self._launch_all, candidate, memory, number == 0)
+
+        return TrialCalls(call)
 
     def _launch_all(self, candidate: Candidate, places: Mapping[Value, Any], first: bool) -> None:
         """The launches of a group.  As in engines the first of an operation begins when all in front of it has ended:
@@ -192,28 +173,28 @@ def prepared(
     used: Sequence[ArrayView],
     place: DevicePlace | None,
     make: Callable[[], Graph],
-    together: bool = False,
+    groups_of: Groups | None = None,
+    timed: bool | None = None,
 ) -> Prepared:
     """The prepared operation of a signature for the arrays that are used at a place; `make` poses it as a graph of
-    inputs with known sizes, whose last node is the anchor of a group of all where they are `together`.  Operations
-    that are `alike` take one choice where the same candidates are close: the first of them is timed for all.
+    inputs with known sizes, which `groups_of` divides in another way than fusion.  Operations that are `alike` take one
+    choice where the same candidates are close: the first of them is timed for all (`timed` None: as settings say).
 
     Tensor copies move arrays that begin at multiples of 16 bytes; where one does not, no kernel of them is chosen, and
-    the group of all, which only they compute, is divided.  Raises `LaunchError` for what no kernel of the library
-    computes.
+    the graph is divided by fusion.  Raises `LaunchError` for what no kernel of the library computes.
     """
     ordinal = place.ordinal if place else None
     aligned = all(found.address % DESCRIPTOR_ALIGNMENT == 0 for found in used)
-    whole = (key, ordinal, aligned, settings.tune)
+    timed = bool(settings.tune) if timed is None else timed
+    whole = (key, ordinal, aligned, timed)
     found = _PREPARED.get(whole)
     if found is None:
         target = arrays.target_at(ordinal)
         graph = make()
+        divide = groups_of if groups_of is not None and aligned else fused_groups
         try:
-            found = _prepare(
-                graph, ordinal, target if aligned else target.without_tensor_copies(), together and aligned
-            )
-            found.alike = f"{alike}{'' if aligned else ', unaligned'}"
+            parts = divide(graph, target if aligned else target.without_tensor_copies())
+            found = Prepared(*parts, ordinal, f"{alike}{'' if aligned else ', unaligned'}", timed)
         except (UnsupportedOperationError, NotImplementedError) as reason:
             raise LaunchError(
                 f"{graph.name}: the library has no kernel for it on {target.description}: {reason}"
@@ -224,19 +205,25 @@ def prepared(
     return found
 
 
-def _prepare(graph: Graph, ordinal: int | None, target: Target, together: bool) -> Prepared:
-    if together:
-        anchor = graph.nodes[-1]
-        group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)
-        return Prepared(graph, (candidates(group, graph, target),), (), ordinal)
+def one_group(graph: Graph, target: Target) -> Divided:
+    """All of a graph as one group, whose anchor is the last node."""
+    group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, graph.nodes[-1], graph.name)
+    return graph, (candidates(group, graph, target),), ()
+
+
+def fused_groups(graph: Graph, target: Target) -> Divided:
+    """The groups of a graph that fusion finds, as in engines."""
     fused = fuse(optimize(graph, for_kernels_of([target])), target.kernels)
     for group in fused.groups:
         if group.kind == "view":
             raise UnsupportedOperationError(f"group {group.name} is only another view of its input")
-    found = tuple(candidates(group, fused.graph, target) for group in fused.groups)
+    return fused.graph, tuple(candidates(group, fused.graph, target) for group in fused.groups), between(fused)
+
+
+def between(fused: FusedGraph) -> tuple[Value, ...]:
+    """The tensors between the groups of a graph."""
     made = [value for group in fused.groups for value in group.outputs]
-    between = tuple(value for value in made if value not in fused.graph.outputs)
-    return Prepared(fused.graph, found, between, ordinal)
+    return tuple(value for value in made if value not in fused.graph.outputs)
 
 
 def _applies(call: KernelCall) -> bool:

@@ -27,10 +27,10 @@ from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.library.matmul.problem import DequantizedProblem
-from tilewright.measure.choosing import Measured
-from tilewright.ops import arrays, choosing
+from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
+from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
@@ -41,7 +41,8 @@ _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
 _MOST_DEQUANTIZED = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
-_CONFIGS: dict[tuple[DequantizedProblem, int | None, bool], DequantizedConfig] = {}  # by problem, GPU, timing
+# By problem, GPU and whether it is timed.
+_PLANS: dict[tuple[DequantizedProblem, int | None, bool], tuple[Sequence[DequantizedConfig], Alternatives]] = {}
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,13 @@ def dequantized_matmul(
         zeros=weights.zeros is not None, epilogue=epilogue,
     )  # fmt: skip
     run = partial(_launch, problem=problem, weights=weights, x=first, extra=extra, views=views, ordinal=ordinal)
-    config = _config(problem, ordinal, run, views)
+    configs, alternatives = _plan(problem, ordinal)
+
+    def trials() -> TrialCalls:
+        own = arrays.empty_like(target)
+        return TrialCalls(lambda number: partial(run, configs[number], out=own))
+
+    config = configs[alternatives.choose(views, trials if settings.tune else None)]
     run(config._replace(DEPENDENT=weights_ready), out=target)
     return target.base
 
@@ -186,36 +193,21 @@ def _check(x: ArrayView, weights: PackedWeights) -> None:
         raise LaunchError(f"x must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes: copy it")
 
 
-def _config(
-    problem: DequantizedProblem, ordinal: int | None, run: Callable[..., None], views: Sequence[ArrayView],
-) -> DequantizedConfig:  # fmt: skip
-    """The config for a problem with an epilogue: by times on record, or by timing the close ones once."""
-    known = _CONFIGS.get((problem, ordinal, settings.tune))
-    if known is not None:
-        return known
-    target, shape = arrays.target_at(ordinal), problem.shape_class
-    if target.without_wgmma:
-        raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
-    configs = [config for config, _ in close_configs(shape, target.machine())]
-    if ordinal is None:
-        return configs[0]
-    weights = f"{shape.weights.name} {shape.scale.name} by {shape.group}{' zeros' if shape.zeros else ''}"
-    measure = partial(_measured, configs, run, views[1], ordinal) if settings.tune else None
-    labels, numbers = [config.described for config in configs], range(len(configs))
-    choice = choosing.choose("dequantized", f"{shape.key} {weights}", ordinal, labels, numbers, numbers, views, measure)
-    if choice is None:
-        return configs[0]
-    if len(_CONFIGS) >= _MOST_DEQUANTIZED:
-        _CONFIGS.clear()
-    _CONFIGS[problem, ordinal, settings.tune] = configs[choice.index]
-    return configs[choice.index]
-
-
-def _measured(configs: Sequence[DequantizedConfig], run: Callable[..., None], out: ArrayView, ordinal: int) -> Measured:
-    """The times of configs."""
-    own = arrays.empty_like(out)
-    runs = {number: partial(run, config, out=own) for number, config in enumerate(configs)}
-    return choosing.timed(runs, ordinal)
+def _plan(problem: DequantizedProblem, ordinal: int | None) -> tuple[Sequence[DequantizedConfig], Alternatives]:
+    """The configs worth timing for a problem with an epilogue, and which of them is taken."""
+    key = (problem, ordinal, settings.tune)
+    if key not in _PLANS:
+        target, shape = arrays.target_at(ordinal), problem.shape_class
+        if target.without_wgmma:
+            raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
+        configs = [config for config, _ in close_configs(shape, target.machine())]
+        weights = f"{shape.weights.name} {shape.scale.name} by {shape.group}{' zeros' if shape.zeros else ''}"
+        labels, numbers = [config.described for config in configs], range(len(configs))
+        if len(_PLANS) >= _MOST_DEQUANTIZED:
+            _PLANS.clear()
+        text = f"{shape.key} {weights}"
+        _PLANS[key] = configs, Alternatives("dequantized", text, ordinal, labels, numbers, numbers)
+    return _PLANS[key]
 
 
 def _launch(
@@ -241,7 +233,9 @@ def _launch(
         if len(_PREPARED) >= _MOST_DEQUANTIZED:
             _PREPARED.clear()
         facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if problem.aligned else {}
-        compiled: Any = kernel.compile(kernel_types(config, types), {"CONFIG": config}, facts, target="cuda:sm_90a")
+        compiled: Any = kernel.compile(
+            kernel_types(config, types), {"CONFIG": config}, facts, target=arrays.target_at(ordinal)
+        )
         _PREPARED[key] = compiled.start(ordinal)
     slots: list[Any] = [(x.address, rows, (rows[1], 1))]
     for array in (weights.codes, weights.scales, zeros):

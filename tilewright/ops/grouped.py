@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tilewright.language as tl
 from tilewright import dtypes
-from tilewright.errors import LaunchError, TilewrightError, brief
+from tilewright.errors import LaunchError, brief
 from tilewright.launch.sizes import cdiv
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue_parts import EpilogueParts
@@ -21,16 +20,17 @@ from tilewright.library.grouped.portable import tile_of
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.measure.choosing import Measured, attempt, closest, ranked
-from tilewright.ops import arrays, choosing
+from tilewright.measure.choosing import closest, ranked
+from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
+from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
 logger = logging.getLogger("tilewright.ops")
-_MOST_CONFIGS = 4096  # that are remembered
-_CONFIGS: dict[tuple[MatmulProblem, int, int | None, bool], MatmulConfig] = {}  # by problem, groups, GPU, timing
+_MOST_PLANS = 4096
+_PLANS: dict[tuple[MatmulProblem, int, int | None, bool], _Plan] = {}  # by problem, groups, GPU, timing
 
 
 def _check(a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView) -> None:
@@ -80,37 +80,38 @@ def hopper_configs(problem: MatmulProblem, groups: int, target: Target) -> list[
     return [(config._replace(**problem.epilogue.fields), seconds) for config, seconds in found]
 
 
-def _chosen(
-    problem: MatmulProblem, operands: Sequence[ArrayView], ordinal: int | None, gpu: Target
-) -> MatmulConfig | None:
-    """The config for a problem: by times on record, or by timing the close ones once; None for the plain kernel.
-    `operands` are a, b, ends and out."""
-    groups = operands[1].shape[0]
+@dataclass(eq=False)
+class _Plan:
+    """The Hopper configs for a problem, and which of them is taken; none for the plain kernel."""
+
+    configs: list[MatmulConfig]
+    alternatives: Alternatives
+
+
+def _plan(problem: MatmulProblem, groups: int, ordinal: int | None, target: Target) -> _Plan:
     key = (problem, groups, ordinal, settings.tune)
-    if key in _CONFIGS:
-        return _CONFIGS[key]
-    configs = hopper_configs(problem, groups, gpu)
-    if ordinal is None or not configs:
-        return configs[0][0] if configs else None
-    seconds = [expected for _, expected in configs]
-    close = closest(seconds, effort=1)
+    if key not in _PLANS:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        found = hopper_configs(problem, groups, target)
+        configs, seconds = [config for config, _ in found], [expected for _, expected in found]
+        text = f"{problem.shape_class.key} in {groups} groups"
+        close = closest(seconds, effort=1) if seconds else []
+        described = [config.described for config in configs]
+        _PLANS[key] = _Plan(configs, Alternatives("grouped", text, ordinal, described, ranked(seconds), close))
+    return _PLANS[key]
 
-    def measure() -> Measured:
-        own, failures = [*operands[:-1], arrays.empty_like(operands[-1])], dict[int, TilewrightError]()
-        makers = {index: partial(_prepared, configs[index][0], own, gpu.machine()) for index in close}
-        return choosing.timed(attempt(makers, failures), ordinal, failures)
 
-    choice = choosing.choose(
-        "grouped", f"{problem.shape_class.key} in {groups} groups", ordinal,
-        [config.described for config, _ in configs], ranked(seconds), close, operands,
-        measure if settings.tune else None,
-    )  # fmt: skip
-    if choice is None:
-        return configs[0][0]
-    if len(_CONFIGS) >= _MOST_CONFIGS:
-        _CONFIGS.clear()
-    _CONFIGS[key] = configs[choice.index][0]
-    return _CONFIGS[key]
+def _config(plan: _Plan, operands: Sequence[ArrayView], machine: Machine) -> MatmulConfig | None:
+    """The config that a plan takes for a, b, ends and out."""
+
+    def trials() -> TrialCalls:
+        own = [*operands[:-1], arrays.empty_like(operands[-1])]
+        return TrialCalls(lambda number: _prepared(plan.configs[number], own, machine))
+
+    if not plan.configs:
+        return None
+    return plan.configs[plan.alternatives.choose(operands, trials if settings.tune else None)]
 
 
 def _prepared(config: MatmulConfig, operands: Sequence[ArrayView], machine: Machine) -> Callable[[], Any]:
@@ -145,7 +146,8 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     problem = describe(left, right, target, activation or "")
     gpu = arrays.target_at(place.ordinal if place else None)
     operands = (left, right, limits, target)
-    config = _chosen(problem, operands, place.ordinal if place else None, gpu)
+    plan = _plan(problem, right.shape[0], place.ordinal if place else None, gpu)
+    config = _config(plan, operands, gpu.machine())
     if config is not None:
         _prepared(config, operands, gpu.machine())()
     else:

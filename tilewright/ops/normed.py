@@ -48,5 +48,6 @@ def rms_norm_matmul(x: Any, b: Any, *, epsilon: float = 1e-6, out: Any = None) -
     most = arrays.target_at(None if place is None else place.ordinal).kernels.normed_rows
     few = rows.element == bfloat16 and rows.shape[0] <= most
     alike = (rows.element.name, row_class(rows.shape[0]), matrix.shape, transposed)
-    calls.prepared(key, alike, [rows, matrix, target], place, graph, few).run({"x": rows, "b": matrix}, target)
+    groups = calls.one_group if few else None
+    calls.prepared(key, alike, [rows, matrix, target], place, graph, groups).run({"x": rows, "b": matrix}, target)
     return target.base

@@ -8,16 +8,15 @@ run = plan.bind(x, weight.T, out=out)        # a call on these arrays, for graph
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import tilewright.language as tl
-from tilewright import dtypes, forks
+from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError, TilewrightError, brief
+from tilewright.errors import LaunchError, brief
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
@@ -34,10 +33,10 @@ from tilewright.library.matmul.hopper.ranked import RankedConfig, close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
-from tilewright.measure.choosing import Choice, Measured, attempt
-from tilewright.ops import arrays, choosing
+from tilewright.measure.choosing import Choice
+from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
-from tilewright.runtime.cuda.device import device
+from tilewright.ops.choosing import Alternatives, TrialCalls, described
 from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
@@ -47,8 +46,6 @@ _INPUTS = (
 )  # fmt: skip
 _OUTPUTS = (*arrays.FLOATS, dtypes.int32)
 _MEMORY_BOUND_ROWS = 256  # up to which products are bound by the memory that weights come from
-_COPIES = 12  # of weights, besides the caller's own, at most
-_COLD_BYTES = 256 << 20  # of weights that do not stay in any L2 cache
 
 
 @dataclass(frozen=True)
@@ -294,18 +291,17 @@ class MatmulPlan:
         self.effort = effort
         self.remarks: list[Remark] = []
         self.ranked: list[RankedConfig] = []
-        self.choice: Choice | None = None
-        self.seconds = 0.0  # that choosing took
-        self._lock = forks.lock()
         self._kernels: dict[MatmulConfig, Any] = {}
-        target = arrays.target_at(ordinal)
-        self.machine = target.machine()
-        reason = unsupported(problem, target)
+        self.target = arrays.target_at(ordinal)
+        self.machine = self.target.machine()
+        reason = unsupported(problem, self.target)
         if not reason:
             self.ranked = list(close(problem.shape_class, self.machine))
             reason = "" if self.ranked else "no config takes it"
         if reason:
             self._use_portable(reason)
+        numbers, labels = range(len(self.ranked)), list(map(str, self.ranked))
+        self.alternatives = Alternatives("matmul", problem.shape_class.key, ordinal, labels, numbers, numbers)
 
     def _use_portable(self, reason: str) -> None:
         if self.problem.cost.gated or self.problem.cost.blocks:
@@ -313,20 +309,21 @@ class MatmulPlan:
         self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
 
     @property
+    def choice(self) -> Choice | None:
+        """How the config was found; None until it is."""
+        return self.alternatives.choice
+
+    @property
     def config(self) -> MatmulConfig | None:
         """The config that was chosen, or will be when nothing is timed."""
-        if not self.ranked:
-            return None
-        return self.ranked[self.choice.index if self.choice else 0].config
+        return self.ranked[self.alternatives.index].config if self.ranked else None
 
     def explain(self) -> str:
         """The problem, what was chosen, why, and what else there was."""
         lines = [self.problem.key]
         lines += [f"  {remark.message}" for remark in self.remarks]
         if self.ranked:
-            source = {"timed": f"timed in {self.seconds:.1f} s", "recorded": "timed by an earlier program"}
-            how = source.get(self.choice.source if self.choice else "", "first by cost")
-            lines.append(f"  {len(self.ranked)} candidates of the model; {how}:")
+            lines.append(f"  {len(self.ranked)} candidates of the model; {described(self.alternatives)}:")
         choice = self.choice or Choice(0, "estimate")
         for index, candidate in enumerate(self.ranked):
             measured = f", {choice.microseconds[index]:.1f} us measured" if index in choice.microseconds else ""
@@ -359,62 +356,42 @@ class MatmulPlan:
             return lambda: None
         if not self.ranked:
             return self._portable_runner(operands)
-        if self.ordinal is not None and self.choice is None:
-            self._choose(operands)
-        config = self.config
-        assert config is not None
-        return self._runner(config, operands)
+        chosen = self.alternatives.choose(operands.views, partial(self._trials, operands) if self.effort else None)
+        return self._runner(self.ranked[chosen].config, operands)
 
-    def _choose(self, operands: Operands) -> None:
-        """Find the config, by times on record or by timing the close candidates, once."""
-        assert self.ordinal is not None
-        with self._lock:
-            if self.choice is not None:
-                return
-            began, numbers = time.perf_counter(), range(len(self.ranked))
-            self.choice = choosing.choose(
-                "matmul", self.problem.shape_class.key, self.ordinal, [str(candidate) for candidate in self.ranked],
-                numbers, numbers, operands.views, partial(self._measured, operands) if self.effort else None,
-            )  # fmt: skip
-            if self.choice is not None and self.choice.source == "timed":
-                self.seconds = time.perf_counter() - began
+    def _trials(self, operands: Operands) -> TrialCalls:
+        own = replace(operands, out=arrays.empty_like(operands.out))
 
-    def _measured(self, operands: Operands) -> Measured:
-        """The times of all candidates; raises what the last one raises when none can be used."""
-        assert self.ordinal is not None
-        own = replace(operands, out=arrays.empty_like(operands.out))  # the caller's may be an operand, too
-        configs = dict(enumerate(candidate.config for candidate in self.ranked))
-        failures: dict[int, TilewrightError] = {}
-        runs = attempt({index: partial(self._runner, config, own) for index, config in configs.items()}, failures)
-        usable = choosing.usable(runs, failures)
+        def call(number: int) -> Callable[[], Any]:
+            return self._runner(self.ranked[number].config, own)
+
         if self.problem.rows > _MEMORY_BOUND_ROWS:
-            return Measured(timers.alone(usable), failures, "L2 flushed before each call")
-        launches = {index: [self._launch_of(configs[index], each) for each in self._cold(own)] for index in usable}
-        with device(self.ordinal).active():
-            times = timers.in_graphs(launches, min(self.ranked[index].seconds for index in usable))
-        return Measured(times, failures, "in a graph, weights cold")
+            return TrialCalls(call)
+        cold = self._cold(own)
 
-    @staticmethod
-    def _cold(operands: Operands) -> list[Operands]:
+        def launches(number: int) -> list[timers.Launch]:
+            return [self._launch_of(self.ranked[number].config, each) for each in cold]
+
+        return TrialCalls(call, launches, min(candidate.seconds for candidate in self.ranked))
+
+    def _cold(self, operands: Operands) -> list[Operands]:
         """The operands with as many copies of the weights as do not fit the L2 cache, in new memory but for the first.
 
         Few rows are timed so, one launch after the other: what counts there is how fast weights come from memory.
         """
         right = operands.b
         size = right.shape[0] * right.shape[1] * right.shape[2] * right.element.itemsize
-        copies = [operands]
-        more = min(_COPIES, _COLD_BYTES // max(1, size))
-        copies += [replace(operands, b=arrays.empty_like(right)) for _ in range(more)]
-        return copies
+        copies = timers.cold_copies(size, self.target.l2_bytes)
+        return [operands, *(replace(operands, b=arrays.empty_like(right)) for _ in range(copies - 1))]
 
     # Launching
 
     def compiled(self, config: MatmulConfig) -> Any:
-        """The kernel of a config, for the GPU of the plan, or for sm_90a where there is none."""
+        """The kernel of a config, for the GPU of the plan."""
         if config not in self._kernels:
             types = kernel_types(config, self.problem.operands)
             facts = kernel_facts(self.problem)
-            self._kernels[config] = hopper_matmul.compile(types, {"CONFIG": config}, facts, target="cuda:sm_90a")
+            self._kernels[config] = hopper_matmul.compile(types, {"CONFIG": config}, facts, target=self.target)
         return self._kernels[config]
 
     def _grid(self, config: MatmulConfig) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
     matmul(views(dequantize(x, sx)), views(dequantize(w, sw)))  ->  block_scaled_matmul(x, w, sx, sw)
 
-where every scale of x is that of 128 steps of the depth of a row, and every scale of w that of 128 columns by 128 steps.
+where every scale of x is that of 128 steps of the depth of a row, every scale of w that of 128 columns by 128 steps.
 Models write this as reshapes to [..., M, groups, 128] and [N, groups, 128] or [N / 128, 128, groups, 128] around
 `dequantize`.  Other blocks stay with the passes that come after.
 """
@@ -70,7 +70,7 @@ def _product(node: Node, rewriter: GraphRewriter) -> Value | None:
     codes, data = weights.inputs[0], computed_constant(weights.inputs[0], rewriter)
     assert codes is not None
     if data is not None:
-        codes = rewriter.new_constant(np.ascontiguousarray(data.reshape(w.shape)), f"{codes.name}.codes")
+        codes = rewriter.new_constant(np.ascontiguousarray(data.reshape(columns, depth)), f"{codes.name}.codes")
     else:
         codes = rewriter.op("reshape", [codes], shape=w.shape)
     numbers = rewriter.op("reshape", [rows.inputs[0]], shape=x.shape)
