@@ -232,6 +232,23 @@ def test_copies_for_fear_of_overlap_are_remarked(promise, overlap):
     assert all(remark.file.endswith("test_cpu_lowering_blocks.py") and remark.line for remark in copies)
 
 
+@tilewright.jit
+def turned_pairs(x, SHIFT: tl.constexpr):
+    near = x + tl.arange(0, 8)[:, None] * 64 + tl.arange(0, 32)[None, :]
+    left, right = tl.load(near), tl.load(near + SHIFT)
+    tl.store(near, left - right)
+    tl.store(near + SHIFT, left + right)
+
+
+@pytest.mark.parametrize(("shift", "copies"), [(32, 1), (16, 2), (8, 2)])
+def test_halves_of_rows_never_meet(shift, copies):
+    """In place: the first half is stored before it is used again, the second is not; parts that overlap are copied."""
+    function = traced(turned_pairs, {"x": "*f32"}, {"SHIFT": shift})
+    found = [remark for remark in lowered(function, SERVER).remarks if "copied first" in remark.message]
+    assert len(found) == copies
+    check(function, [draw((8, 64))])
+
+
 def combination(body):
     return parse_function(f"""
     kernel combine(%x: *f32, %out: *f32) {{

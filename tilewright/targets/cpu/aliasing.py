@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SHAPE_OPS, conjuncts, prefix_of
-from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
 from tilewright.targets.cpu.distinct import Lanes, Limits, Stride, plain
 from tilewright.targets.cpu.ranges import Interval, Number, Ranges, element_bytes, least, most, plus, times
 
@@ -60,12 +60,14 @@ class Aliasing:
         self._carried = _carried_pointers(function)
         self._ranges: dict[SSAValue | None, Ranges] = {}  # by the mask that holds; made when asked for
         self._found: dict[tuple[Operation, Operation], Hazard | None] = {}
-        self._trusted: list[Hazard] = []  # of `trust_apart`
+        self._trusted: dict[tuple[Operation, Operation], Hazard] = {}  # of `trust_apart`
 
     @property
     def hazards(self) -> list[Hazard]:
         """Without repetitions, in the order in which they were met."""
-        return list(dict.fromkeys(hazard for hazard in (*self._found.values(), *self._trusted) if hazard is not None))
+        return list(
+            dict.fromkeys(hazard for hazard in (*self._found.values(), *self._trusted.values()) if hazard is not None)
+        )
 
     def overlap(self, pointer: SSAValue, written: SSAValue) -> bool:
         """Whether an access through `pointer` may touch any element that is written through `written`."""
@@ -102,11 +104,25 @@ class Aliasing:
         """
         if self._careful:
             return False
-        found = [self._apart(access, writer) for writer in writers]
-        trusted = [hazard for hazard in found if hazard is not None]
+        found = {(access, writer): self._apart(access, writer) for writer in writers}
+        trusted = {pair: hazard for pair, hazard in found.items() if hazard is not None}
         if len(trusted) == len(found):
-            self._trusted += trusted
+            self._trusted |= trusted
         return len(trusted) == len(found)
+
+    def never_meet(self, access: Operation, writer: Operation) -> bool:
+        """Whether no lane of `access` touches what any lane writes by `writer`, in one pass of the loops around both.
+
+        It is counted on already that they are apart, or one is a constant distance from the other that no two lanes
+        have: the halves of rows of known length.
+        """
+        if (access, writer) in self._trusted:
+            return True
+        pointer, written = access.operands[0], writer.operands[0]
+        if pointer.type.shape != written.type.shape or _itemsize(access) != _itemsize(writer):
+            return False
+        distance = _distance_between(self._pattern(pointer), self._pattern(written))
+        return bool(distance) and self._lanes.passes(written, distance)
 
     def ordered(self, store: Operation) -> bool:
         """Whether the elements of a store must be written in row-major order, since some share an address."""
@@ -235,6 +251,27 @@ class Aliasing:
                 return ()
             found.append((times(distance.low, _itemsize(writer)), most(count, other)))
         return tuple(found)
+
+
+def _distance_between(first: tuple[object, ...], second: tuple[object, ...]) -> int:
+    """How many elements one of two patterns is further on than the other; 0 if it is not known."""
+    shorter, longer = sorted((first, second), key=len)
+    if longer[:-1] == shorter:
+        return _constant(longer[-1])
+    if len(shorter) != len(longer) or not longer or longer[:-1] != shorter[:-1]:
+        return 0
+    pair = shorter[-1], longer[-1]
+    for near, far in (pair, pair[::-1]):
+        if isinstance(far, SSAValue) and far.definition is not None and far.definition.opcode == "add":
+            left, right = far.definition.operands
+            for start, distance in ((left, right), (right, left)):
+                if start is near:
+                    return _constant(distance)
+    return 0
+
+
+def _constant(value: object) -> int:
+    return (constant_of(value) or 0) if isinstance(value, SSAValue) else 0
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Stride:
 
 
 class Lanes:
-    """Answers `distinct(pointer, limits, trusting)`, `meet(pointer)` and `stride(pointer, axis)`."""
+    """Answers `distinct(pointer, limits, trusting)`, `passes`, `meet(pointer)` and `stride(pointer, axis)`."""
 
     def __init__(self, analysis: AffineAnalysis) -> None:
         self._analysis = analysis
@@ -65,6 +65,17 @@ class Lanes:
             and groups[()][0][0] == 1
             and scaled[0][0] in limits.get(row[0], ())
         )
+
+    def passes(self, pointer: SSAValue, distance: int) -> bool:
+        """Whether no lane meets any of the block that lies `distance` elements further on."""
+        group = [(abs(distance), 2)]
+        for axis, extent in enumerate(pointer.type.shape):
+            stride = self.stride(pointer, axis) if extent > 1 else Stride(0)
+            if stride is None or stride.scale:
+                return False
+            if extent > 1:
+                group.append((abs(stride.factor), extent))
+        return _spread(group) and _reach(group) < _SPAN
 
     def meet(self, pointer: SSAValue) -> bool:
         """Whether lanes share elements for sure: then the last of them, in row-major order, must store last."""

@@ -181,7 +181,9 @@ class Placement:
     def _may_overwrite(self, load: Operation, writer: Operation) -> bool:
         if writer.opcode == "barrier" or load.attributes.get("volatile"):
             return True
-        return self.aliasing.overlap(load.operands[0], writer.operands[0])
+        if not self.aliasing.overlap(load.operands[0], writer.operands[0]):
+            return False
+        return writer.opcode != "store" or not self.aliasing.never_meet(load, writer)
 
     def _disturbs(self, load: Operation, writer: Operation) -> bool:
         """Whether `writer`, which evaluates `load` itself, may write what it has yet to read for another lane."""

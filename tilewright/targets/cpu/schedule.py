@@ -561,6 +561,8 @@ class Partitioner:
             for other, other_axes in _memory(second):
                 if "store" in (one.opcode, other.opcode) and self.aliasing.overlap(one.operands[0], other.operands[0]):
                     access, writer = (one, other) if other.opcode == "store" else (other, one)
+                    if self.aliasing.never_meet(access, writer):
+                        continue
                     if self.aliasing.conflict(access, writer) or not _local(pairs, axes, other_axes):
                         return True
         return False
