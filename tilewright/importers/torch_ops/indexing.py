@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tilewright.dtypes import DType, int32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import Shape
+from tilewright.importers.agreement import respelled
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -316,7 +317,10 @@ def masked_scatter(call: TorchCall, x: Value, mask: Value, source: Value) -> Val
 def index_copy(call: TorchCall, x: Value, dim: int, index: Value, source: Value) -> Value:
     if not x.rank:
         return call.reshape(source, ())
-    return call.op("scatter_update", x, call.reshape(index, (-1,)), source, axis=dim)
+    axis, index = dim % x.rank, call.reshape(index, (-1,))
+    # PyTorch 2.11 has no condition that the sizes are equal, which its kernel then checks.
+    source = respelled(call, source, (*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]))
+    return call.op("scatter_update", x, index, source, axis=axis)
 
 
 @rule("index_add.default")
