@@ -1,17 +1,23 @@
-"""Models that ONNX Runtime's quantiser wrote, on the CPU: tilewright against ONNX Runtime, OpenVINO and float32.
+"""Quantized models on the CPU: tilewright against ONNX Runtime, OpenVINO and float32.
 
     python benchmarks/quantized_cpu.py [--threads 1 2] [--only resnet] [--cpu-time]
 
-Matrix products as static (QDQ) and dynamic quantization writes them, and whole models, with 8-bit weights for each
-channel (7 bits of them are used: without VNNI ONNX Runtime's sums saturate otherwise).  OpenVINO, where it is
-installed, reads the same file and, with NNCF, quantizes the float model itself; the faster of the two counts.  A row
-has a peer's note in place of its time where the peer refuses the model.  The runtimes alternate; times are medians.
-Outputs are compared with ONNX Runtime's without its optimisations.  Results: benchmarks/results/quantized_cpu.json.
+Matrix products and whole models, in two kinds of rows.  In `static` and `dynamic` ones all runtimes read the file that
+ONNX Runtime's quantizer wrote, with 8-bit weights for each channel (7 bits of them are used: without VNNI ONNX
+Runtime's sums saturate otherwise).  In `own quantizers` each runtime has the float model as its own quantizer made it:
+`tilewright.quantize`, ONNX Runtime's static file, NNCF's for OpenVINO, where these are installed; all see the same
+example input.  A row has a peer's note in place of its time where the peer refuses the model.  The runtimes alternate;
+times are medians.
+
+Outputs of files are compared with ONNX Runtime's without its optimisations.  Outputs of own quantizers are compared
+with the float model on another input, which no quantizer saw: `errors` are root mean squares of the difference, in that
+of the output.  Weights are random but for MiniLM.  Results: benchmarks/results/quantized_cpu.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import math
 import sys
@@ -39,19 +45,12 @@ from benchmarks.models_cpu import ONNXRUNTIME, OPENVINO, OURS, geometric_means
 from tests.models.specification import export_onnx
 from tilewright.build.builder import build
 from tilewright.importers import import_model
+from tilewright.quant.quantize import quantize
 from tilewright.settings import settings
 
 FLOAT, NNCF = "tilewright, float32", "OpenVINO, NNCF"
 DEPTH, COLUMNS = 768, 3072
-STATIC, DYNAMIC = "static", "dynamic"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A float model and how it is quantized."""
-
-    model: Callable[[], cpu.Model]
-    method: str
+STATIC, DYNAMIC, OWN = "static", "dynamic", "own quantizers"
 
 
 def product(rows: int) -> cpu.Model:
@@ -59,26 +58,27 @@ def product(rows: int) -> cpu.Model:
     return cpu.Model(torch.nn.Linear(DEPTH, COLUMNS).eval(), {"input": torch.randn(rows, DEPTH)}, {})
 
 
-def _case(name: str, method: str) -> Case:
-    return Case(cpu.CASES[name], method)
-
-
-CASES = {
-    **{
-        f"{rows} x {DEPTH} x {COLUMNS}, {method}": Case(lambda rows=rows: product(rows), method)
-        for rows in (1, 16, 128)
-        for method in (STATIC, DYNAMIC)
-    },
-    "MiniLM b1 s128, static": _case("MiniLM b1 s128", STATIC),
-    "MiniLM b1 s128, dynamic": _case("MiniLM b1 s128", DYNAMIC),
-    "MiniLM b16 s128, static": _case("MiniLM b16 s128", STATIC),
-    "MiniLM b16 s128, dynamic": _case("MiniLM b16 s128", DYNAMIC),
-    "BERT-base b1 s128, static": _case("BERT-base b1 s128", STATIC),
-    "BERT-base b1 s128, dynamic": _case("BERT-base b1 s128", DYNAMIC),
-    "ResNet-50 b1, static": _case("ResNet-50 b1", STATIC),
-    "ResNet-50 b8, static": _case("ResNet-50 b8", STATIC),
-    "MobileNetV3-large b1, static": _case("MobileNetV3-large b1", STATIC),
+IMAGES = ("ResNet-50 b1", "ResNet-50 b8", "MobileNetV3-large b1")
+TEXTS = ("MiniLM b1 s128", "MiniLM b16 s128", "BERT-base b1 s128")
+MODELS: dict[str, Callable[[], cpu.Model]] = {
+    **{f"{rows} x {DEPTH} x {COLUMNS}": lambda rows=rows: product(rows) for rows in (1, 16, 128)},
+    **{name: cpu.CASES[name] for name in (*TEXTS, *IMAGES)},
 }
+
+
+def methods(name: str) -> tuple[str, ...]:
+    """How a model is quantized: convolutions have ranges from data."""
+    return (STATIC, OWN) if name in IMAGES else (STATIC, DYNAMIC, OWN)
+
+
+@dataclass
+class Subject:
+    """A model: its file in floats, an input, and one that no quantizer sees; the files that ONNX Runtime made of it."""
+
+    plain: Path
+    arrays: dict[str, np.ndarray]
+    unseen: dict[str, np.ndarray]
+    files: dict[str, Path]
 
 
 class Samples(quantization.CalibrationDataReader):
@@ -91,23 +91,34 @@ class Samples(quantization.CalibrationDataReader):
         return next(self.rest, None)
 
 
-def quantized(case: Case, folder: Path) -> tuple[Path, Path, dict[str, np.ndarray]]:
-    """The float model, the quantized one, and an input."""
-    model = case.model()
-    plain, result = export_onnx(model.specification(), folder / "model.onnx"), folder / "quantized.onnx"
+def another(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An input like the given one: normal numbers of its mean and deviation, or integers of its range."""
+    if array.dtype.kind == "f":
+        return rng.normal(array.mean(), array.std(), array.shape).astype(array.dtype)
+    return rng.integers(array.min(), array.max(), array.shape, endpoint=True).astype(array.dtype)
+
+
+def subject(make: Callable[[], cpu.Model], kinds: tuple[str, ...], folder: Path) -> Subject:
+    """The float model and what ONNX Runtime's quantizer makes of it."""
+    model = make()
+    plain = export_onnx(model.specification(), folder / "model.onnx")
     arrays = {name: tensor.numpy() for name, tensor in model.inputs.items()}
+    rng = np.random.default_rng(0)
     ready = folder / "ready.onnx"
-    onnx.save(onnx.shape_inference.infer_shapes(onnx.load(plain)), ready)  # weights inside, as the quantiser wants
-    if case.method == DYNAMIC:
+    onnx.save(onnx.shape_inference.infer_shapes(onnx.load(plain)), ready)  # weights inside, as the quantizer wants
+    files = {kind: folder / f"{kind}.onnx" for kind in kinds if kind != OWN}
+    if DYNAMIC in files:
         quantization.quantize_dynamic(
-            str(ready), str(result), per_channel=True, reduce_range=True, op_types_to_quantize=["MatMul", "Gemm"]
-        )
-    else:
-        quantization.quantize_static(
-            str(ready), str(result), Samples(arrays), per_channel=True, reduce_range=True,
-            activation_type=quantization.QuantType.QUInt8, op_types_to_quantize=["MatMul", "Gemm", "Conv", "Add"],
+            str(ready), str(files[DYNAMIC]), per_channel=True, reduce_range=True,
+            op_types_to_quantize=["MatMul", "Gemm"],
         )  # fmt: skip
-    return plain, result, arrays
+    quantization.quantize_static(
+        str(ready), str(files[STATIC]), Samples(arrays), per_channel=True, reduce_range=True,
+        activation_type=quantization.QuantType.QUInt8, op_types_to_quantize=["MatMul", "Gemm", "Conv", "Add"],
+    )  # fmt: skip
+    for path in files.values():
+        onnx.checker.check_model(str(path))
+    return Subject(plain, arrays, {name: another(array, rng) for name, array in arrays.items()}, files)
 
 
 def session(path: Path, threads: int, optimized: bool = True) -> onnxruntime.InferenceSession:
@@ -118,12 +129,12 @@ def session(path: Path, threads: int, optimized: bool = True) -> onnxruntime.Inf
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def openvino_run(model: Any, arrays: dict[str, np.ndarray], threads: int) -> Callable[[], Any]:
+def openvino_run(model: Any, threads: int) -> Callable[[dict[str, np.ndarray]], Any]:
     import openvino
 
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
-    return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)
+    return lambda arrays: request.infer(arrays, share_inputs=True, share_outputs=True)
 
 
 def nncf_model(plain: Path, arrays: dict[str, np.ndarray]) -> Any:
@@ -138,52 +149,66 @@ def nncf_model(plain: Path, arrays: dict[str, np.ndarray]) -> Any:
     )  # fmt: skip
 
 
-def openvino_runs(
-    plain: Path, path: Path, arrays: dict[str, np.ndarray], threads: int
-) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """What OpenVINO runs in place of the quantized model, and why a form of it is left out."""
-    makers: dict[str, Callable[[], Any]] = {}
-    if common.installed("openvino"):
-        makers[OPENVINO] = lambda: str(path)
-        if common.installed("nncf"):
-            makers[NNCF] = lambda: nncf_model(plain, arrays)
-    runs: dict[str, Callable[[], Any]] = {}
-    notes: dict[str, str] = {}
-    for name, make in makers.items():
-        try:
-            runs[name] = openvino_run(make(), arrays, threads)
-            runs[name]()
-        except Exception as failure:  # what a peer cannot do is a note in the results
-            runs.pop(name, None)
-            notes[name] = f"{type(failure).__name__}: {str(failure)[-200:]}"
-    return runs, notes
+Runs = dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]]  # by runtime: the first output for an input
 
 
-def measure(name: str, files: tuple[Path, Path, dict[str, np.ndarray]], threads: int, options: Any) -> dict[str, Any]:
-    """Build, compare and time one case with a number of threads."""
-    plain, path, arrays = files
+def openvino_runs(make: Callable[[], Any], name: str, item: Subject, threads: int) -> tuple[Runs, dict[str, str]]:
+    """What OpenVINO runs, or why it does not."""
+    if not common.installed("openvino") or (name == NNCF and not common.installed("nncf")):
+        return {}, {}
+    try:
+        run = openvino_run(make(), threads)
+        run(item.arrays)
+    except Exception as failure:  # what a peer cannot do is a note in the results
+        return {}, {name: f"{type(failure).__name__}: {str(failure)[-200:]}"}
+    return {name: lambda arrays: run(arrays)[0]}, {}
+
+
+def contestants(kind: str, item: Subject, threads: int) -> tuple[Runs, dict[str, str]]:
+    """The runtimes with the model of a kind of row, ours first; and notes on those that refuse it."""
+    path = item.files[STATIC if kind == OWN else kind]
+    engine = quantize(str(item.plain), [item.arrays]).engine if kind == OWN else build(import_model(path))
+    peer = session(path, threads)
+    (output, *_) = (value.name for value in peer.get_outputs())
+    runs: Runs = {
+        OURS: lambda arrays: engine.run(arrays)[output],
+        ONNXRUNTIME: lambda arrays: peer.run(None, arrays)[0],
+    }
+    if kind == OWN:
+        others, notes = openvino_runs(lambda: nncf_model(item.plain, item.arrays), NNCF, item, threads)
+    else:
+        others, notes = openvino_runs(lambda: str(path), OPENVINO, item, threads)
+    return {**runs, **others}, notes
+
+
+def measure(name: str, kind: str, item: Subject, threads: int, options: Any) -> dict[str, Any]:
+    """Build, compare and time one row with a number of threads."""
     settings.threads = threads
-    engine, widest, peer = build(import_model(path)), build(import_model(plain)), session(path, threads)
-    (output, *_) = (item.name for item in peer.get_outputs())
-    expected = session(path, threads, optimized=False).run([output], arrays)[0].astype(np.float64)
-    scale = max(float(np.abs(expected).max()), 1e-30)
-    found = {OURS: np.array(engine.run(arrays)[output]), ONNXRUNTIME: peer.run([output], arrays)[0]}
-    errors = {key: float(np.abs(value - expected).max()) / scale for key, value in found.items()}
-    others, notes = openvino_runs(plain, path, arrays, threads)
-    peers = {ONNXRUNTIME: lambda: peer.run(None, arrays), **others}
-    runs: dict[str, Callable[[], Any]] = {
-        OURS: lambda: engine.run(arrays),
-        **peers,
-        FLOAT: lambda: widest.run(arrays),
+    runs, notes = contestants(kind, item, threads)
+    reference, arrays = (item.plain, item.unseen) if kind == OWN else (item.files[kind], item.arrays)
+    expected = session(reference, threads, optimized=False).run(None, arrays)[0].astype(np.float64)
+    errors = {runtime: difference(np.array(run(arrays)), expected, kind) for runtime, run in runs.items()}
+    plain = build(import_model(item.plain))
+    peers = [runtime for runtime in runs if runtime != OURS]
+    timed: dict[str, Callable[[], Any]] = {
+        **{runtime: (lambda run=run: run(item.arrays)) for runtime, run in runs.items()},
+        FLOAT: lambda: plain.run(item.arrays),
     }
     clock = time.process_time if options.cpu_time else time.perf_counter
-    milliseconds = common.alternate(runs, options.rounds, options.seconds, clock)
+    milliseconds = common.alternate(timed, options.rounds, options.seconds, clock)
     medians = {runtime: value["median"] for runtime, value in milliseconds.items()}
     best = min(peers, key=medians.__getitem__)
     return {
-        "name": name, "threads": threads, "milliseconds": milliseconds, "errors": errors, "notes": notes,
+        "name": f"{name}, {kind}", "threads": threads, "milliseconds": milliseconds, "errors": errors, "notes": notes,
         "best_peer": best, "ratio": medians[best] / medians[OURS], "over_float32": medians[FLOAT] / medians[OURS],
     }  # fmt: skip
+
+
+def difference(found: np.ndarray, expected: np.ndarray, kind: str) -> float:
+    """From floats, by root mean squares; from the same file, the largest by the largest number."""
+    if kind == OWN:
+        return float(np.sqrt(np.square(found - expected).sum() / max(np.square(expected).sum(), 1e-30)))
+    return float(np.abs(found - expected).max()) / max(float(np.abs(expected).max()), 1e-30)
 
 
 def main() -> None:
@@ -197,19 +222,19 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
     results: list[dict[str, Any]] = []
-    for name, case in CASES.items():
-        if options.only.lower() not in name.lower():
+    for name, make in MODELS.items():
+        wanted = tuple(kind for kind in methods(name) if options.only.lower() in f"{name}, {kind}".lower())
+        if not wanted:
             continue
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            files = quantized(case, Path(folder))
-            onnx.checker.check_model(str(files[1]))
-            for threads in options.threads:
-                results.append(found := measure(name, files, threads, options))
+            item = subject(make, methods(name), Path(folder))
+            for kind, threads in itertools.product(wanted, options.threads):
+                results.append(found := measure(name, kind, item, threads, options))
                 times = ", ".join(f"{key} {value['median']:.3f}" for key, value in found["milliseconds"].items())
+                errors = ", ".join(f"{key} {value:.1e}" for key, value in found["errors"].items())
                 print(
-                    f"{name}, {threads} threads: {times} ms; best peer / ours {found['ratio']:.2f}, float32 / ours "
-                    f"{found['over_float32']:.2f}; differs by {found['errors'][OURS]:.1e} "
-                    f"(ONNX Runtime {found['errors'][ONNXRUNTIME]:.1e}) {found['notes'] or ''}",
+                    f"{found['name']}, {threads} threads: {times} ms; best peer / ours {found['ratio']:.2f}, "
+                    f"float32 / ours {found['over_float32']:.2f}; errors: {errors} {found['notes'] or ''}",
                     flush=True,
                 )
     means = geometric_means(results)

@@ -72,10 +72,12 @@ def emit_product(
     whole: bool = False,
     starts: bool | None = None,
     narrow: bool = False,
+    lines: tuple[int, int] | None = None,
 ) -> tuple[str, tuple[int, int], int]:
     """LLVM text of a function `product` around one `emit_dot`; accumulator extents; scratch bytes.
 
-    `starts`: whether it accumulates, where the code is to know it.  `narrow` as `emit_dot` has it.
+    `starts`: whether it accumulates, where the code is to know it.  `narrow` as `emit_dot` has it, `lines` as the left
+    operand.
     """
     module = Module()
     names = ["left", "right", "accumulator", "scratch"]
@@ -98,6 +100,7 @@ def emit_product(
             depth_apart if depth_stride is None else depth_stride,
             types[0],
             whole,
+            lines,
         ),
         RightOperand(right, layout, right_stride if known_right_stride is None else known_right_stride, types[1]),
         Accumulator(accumulator, extents[1], types[2]),

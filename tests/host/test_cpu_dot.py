@@ -374,6 +374,33 @@ def test_panels_in_groups(types: tuple[DType, DType, DType], shape: DotShape, rn
     check_groups("groups", shape, types, rng)
 
 
+@pytest.mark.parametrize("aligned_to", [64, 1])
+@pytest.mark.parametrize("shape", [DotShape(16, 32, 192), DotShape(50, 100, 384), DotShape(75, 48, 576)], ids=str)
+def test_rows_of_lines(shape: DotShape, aligned_to: int, rng: np.random.Generator) -> None:
+    """Tile registers read rows that overlap, each of three lines, where they lie; or a copy, off the cache's lines."""
+    target, types = CPUTarget.host(), UINT8
+    if not target.multiplies_in_tiles(*types[:2]):
+        pytest.skip("this CPU has no tile registers")
+    length, apart = shape.depth // 3, 64 * (shape.rows + 5)
+    image = rng.integers(0, 256, 2 * apart + 64 * (shape.rows - 1) + length + 1).astype(np.uint8)
+    memory = aligned((len(image) + 64,), np.uint8)
+    start = 0 if aligned_to == 64 else 7
+    memory[start : start + len(image)] = image
+    rows = np.stack([np.concatenate([image[64 * row + line * apart :][:length] for line in range(3)])
+                     for row in range(shape.rows)])  # fmt: skip
+    right = random_block(rng, (shape.depth, shape.columns), dtypes.int8)
+    stored, stride = arrange_right(right, "groups", target.microtile(types[2])[1], shape.depth)
+    kinds = (dtypes.uint8, dtypes.int8, dtypes.int32)
+    text, extents, size = emit_product(target, shape, "groups", kinds, row_stride=64, whole=True, lines=(length, apart))
+    product = load(assemble(text, target), "product", [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool])
+    sums, scratch, panels = aligned(extents, np.int32), aligned((size,), np.uint8), aligned(stored.shape, np.int8)
+    panels[...] = stored
+    places = (memory.ctypes.data + start, panels.ctypes.data, sums.ctypes.data, scratch.ctypes.data)
+    product(*places, 64, 1, stride, *(shape.rows, shape.columns, shape.depth), False)
+    expected = rows.astype(np.int32) @ right.astype(np.int32)
+    np.testing.assert_array_equal(sums[: shape.rows, : shape.columns], expected)
+
+
 def test_groups_only_where_tiles_read_them() -> None:
     target, plain = CPUTarget.named("sapphirerapids"), CPUTarget.named("x86-64-v4")
     assert target.panel_group(dtypes.bfloat16, 16, 64) == 2 and target.panel_group(dtypes.int8, 16, 64) == 4

@@ -58,6 +58,16 @@ def test_taps_round_trip(groups: int, out: int, channels: int, kernel: int) -> N
     np.testing.assert_array_equal(packing.invert(recipe, packed, shape), array)
 
 
+@pytest.mark.parametrize("group", [1, 4])
+def test_taps_filled_with_zeros(group: int, rng: np.random.Generator) -> None:
+    taps = rng.integers(-127, 128, (21, 3, 7, 7)).astype(np.int8)
+    recipe = packing.taps_recipe(16, group=group, depth=192)
+    packed = packing.apply(recipe, taps)
+    assert packed.shape == packing.packed_shape(recipe, taps.shape) and packed.size == 2 * 16 * 192
+    assert int(np.abs(packed.astype(int)).sum()) == int(np.abs(taps.astype(int)).sum())
+    np.testing.assert_array_equal(packing.invert(recipe, packed, taps.shape), taps)
+
+
 def test_order_round_trip() -> None:
     array = np.arange(24).reshape(2, 3, 4)
     recipe = packing.order_recipe((2, 0, 1))

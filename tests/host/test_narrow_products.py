@@ -224,6 +224,61 @@ def test_convolutions(
     assert np.mean(found != expected) < 0.01 and len(np.unique(expected)) > 20
 
 
+@pytest.mark.slow(but_every=3)
+@pytest.mark.parametrize("zero", [0, 37])
+@pytest.mark.parametrize("batch", [1, 3, None])
+@pytest.mark.parametrize(
+    ("channels", "features", "extents", "kernel", "padding", "dilation"),
+    [
+        (64, 35, (9, 11), (3, 3), ((1, 1), (1, 1)), (1, 1)),
+        (64, 96, (14, 14), (3, 3), ((1, 1), (1, 1)), (1, 1)),
+        (128, 64, (7, 7), (3, 3), ((1, 1), (1, 1)), (1, 1)),
+        (64, 40, (12, 10), (2, 5), ((0, 1), (3, 0)), (3, 1)),
+        (64, 20, (8, 40), (3, 3), ((0, 0), (0, 0)), (1, 1)),
+        (64, 33, (5, 6), (1, 3), ((0, 0), (1, 1)), (1, 1)),
+    ],
+    ids=str,
+)
+def test_windows_in_place(
+    zero: int, batch: int | None, channels: int, features: int, extents: tuple[int, int], kernel: tuple[int, int],
+    padding: object, dilation: tuple[int, int], rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Whole lines of the cache for each pixel: windows that tile registers read where they lie, with what follows."""
+    b = GraphBuilder("windows")
+    images = batch or b.symbol("batch", 1, 8)
+    x = b.input("x", uint8, (images, channels, *extents))
+    taps = b.constant(integers(rng, (features, channels, *kernel), int8))
+    bias = b.constant(rng.uniform(-99, 99, features).astype(np.float32))
+    point = [number(b, zero, uint8)] if zero else []
+    read = [b.op("dequantize", [x, number(b, 0.02), *point]), b.op("dequantize", [taps, number(b, 0.01)])]
+    y = b.op("conv", [*read, bias], strides=(1, 1), padding=padding, dilation=dilation)
+    residual = b.input("residual", float32, (images, *y.shape[1:]))
+    b.output(b.op("quantize", [b.op("relu", [b.op("add", [y, residual])]), number(b, 0.9), number(b, 3, uint8)],
+                  dtype=uint8))  # fmt: skip
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    count = batch or 2
+    added = rng.normal(0, 30, (count, *(int(size) for size in y.shape[1:])))
+    inputs = {"x": integers(rng, (count, channels, *extents), uint8), "residual": added.astype(np.float32)}
+    (found,), (expected,) = results(graph, {} if batch else {"batch": count}, **inputs)
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert np.mean(found != expected) < 0.01 and len(np.unique(expected)) > 20
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_few_channels_of_large_windows(strides: tuple[int, int], rng: np.random.Generator) -> None:
+    """First convolutions of images are sums of integers, too: their windows are rows with zeros at the end."""
+    b = GraphBuilder("first")
+    x = b.input("x", uint8, (2, 3, 23, 30))
+    taps = b.constant(integers(rng, (24, 3, 7, 7), int8))
+    read = [b.op("dequantize", [x, number(b, 0.02), number(b, 9, uint8)]), b.op("dequantize", [taps, number(b, 0.01)])]
+    b.output(b.op("conv", read, strides=strides, padding=((3, 3), (3, 3)), dilation=(1, 1)))
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    (found,), (expected,) = results(graph, x=integers(rng, (2, 3, 23, 30), uint8))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
+
+
 def test_convolutions_of_integers_are_exact(rng: np.random.Generator) -> None:
     """As ONNX's QLinearConv and ConvInteger are read: integers less their zero points, as floats that have all sums."""
     b = GraphBuilder("sums")

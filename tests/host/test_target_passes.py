@@ -107,7 +107,7 @@ def test_what_kernels_of_several_targets_have_in_common() -> None:
     """Of each number the strictest, of each kind what all have, of limits those of any."""
     records = [target.kernels for target in get_targets(["cpu", "cuda:sm_80", "cuda:sm_90a"])]
     common = common_facts(records)
-    assert common.channels == 16 and common.widest_head == 0 and common.selected == 1 and not common.zeros_around
+    assert common.channels == 16 and common.widest_head == 0 and common.selected == 1 and common.zeros_around
     assert common.row_bytes == 16 and common.padded_side == 256  # from which on there is something for some
     assert common.narrow_types <= {uint8} and len(common.weight_limits) == 1
     assert common.row_programs and not common.normed_rows and not common.attention_quantizes

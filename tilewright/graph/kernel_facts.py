@@ -54,7 +54,8 @@ class KernelFacts:
 
     # Convolutions and images
     channels: int = 0  # of an image that a convolution computes together
-    narrow_channels: int = _least()  # fewer channels of integers are not gathered
+    narrow_channels: int = _least()  # fewer channels of integers are not gathered,
+    narrow_window: int = 0  # but for windows of so many numbers, of any number of channels (0: for none)
     zeros_around: bool = False  # those of integers see zeros beyond an image's edges
     copied_channels: int = 0  # images of fewer are copied, in whatever order they are,
     copied_pixel: int = 0  # or of pixels of so many bytes of 16-bit numbers, for windows of three columns
@@ -82,6 +83,12 @@ class KernelFacts:
     compared_row: int = 0  # elements of rows up to which comparing all pairs is faster,
     compared_pairs: int = 0  # or so many pairs in all,
     network_row: int = _least()  # of rows of so many elements of 32 bits: shorter ones are no time in a kernel
+
+    def takes_narrow(self, channels: int, taps: int) -> bool:
+        """Whether convolutions of integers by windows of so many channels and taps have kernels."""
+        if channels % self.narrow_depth == 0 and channels >= self.narrow_channels:
+            return True
+        return 0 < self.narrow_window <= channels * taps
 
 
 NO_KERNELS = KernelFacts()

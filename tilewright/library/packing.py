@@ -23,6 +23,7 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     taps     ("width", W), ("groups", G), and ("group", B) where B > 1 divides the depth
              convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
              of the G groups: the depth runs over kernel positions first, then input channels, B of it adjacent
+             and with ("depth", D) filled with zeros up to the depth D
     winograd ("width", W), ("groups", G)
              3x3 convolution weights [O, I/G, 3, 3] as 16 matrices [I/G, O/G] in panels, for each of the G groups: the
              taps transformed for Winograd's algorithm.  Rounded, so they do not give back the very same taps
@@ -96,10 +97,12 @@ def dense_recipe(dtype: DType) -> Recipe | None:
     return (("kind", "dense"), ("dtype", dtype.name))
 
 
-def taps_recipe(width: int, groups: int = 1, group: int = 1) -> Recipe:
-    """The recipe of convolution weights in column panels; `group` steps of their depth are adjacent."""
+def taps_recipe(width: int, groups: int = 1, group: int = 1, depth: int = 0) -> Recipe:
+    """The recipe of convolution weights in column panels; `group` steps of their depth are adjacent.  A `depth` is one
+    that they are filled up to with zeros."""
     recipe: Recipe = (("kind", "taps"), ("width", width), ("groups", groups))
-    return recipe if group == 1 else (*recipe, ("group", group))
+    recipe = recipe if group == 1 else (*recipe, ("group", group))
+    return (*recipe, ("depth", depth)) if depth else recipe
 
 
 def winograd_recipe(width: int, groups: int = 1) -> Recipe:
@@ -188,7 +191,7 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return (-(-shape[0] // 64), -(-shape[1] // step) * lines, 256)
     if fields["kind"] == "taps":
         groups = fields["groups"]
-        columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
+        columns, depth = shape[0] // groups, fields.get("depth") or int(np.prod(shape[1:]))
         return (groups, *_panel_shape(depth, columns, fields["width"], fields.get("group", 1)))
     if fields["kind"] == "winograd":
         groups, width = fields["groups"], fields["width"]
@@ -234,7 +237,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "taps":
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
-        group = fields.get("group", 1)
+        group, more = fields.get("group", 1), fields.get("depth", matrices.shape[1]) - matrices.shape[1]
+        matrices = np.pad(matrices, ((0, 0), (0, more), (0, 0))) if more else matrices
         return np.stack([_group_depth(_to_panels(matrix, fields["width"]), group) for matrix in matrices])
     if fields["kind"] == "winograd":
         return _winograd_taps(array, fields["groups"], fields["width"])
@@ -310,7 +314,8 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
     if fields["kind"] == "taps":
         groups, kernel = fields["groups"], shape[2:]
         array = np.stack([_ungroup_depth(part, fields.get("group", 1), fields["width"]) for part in array])
-        matrices = np.stack([_from_panels(part, shape[0] // groups) for part in array])
+        depth = int(np.prod(shape[1:]))
+        matrices = np.stack([_from_panels(part, shape[0] // groups)[:depth] for part in array])
         taps = matrices.reshape(groups, *kernel, shape[1], shape[0] // groups)
         rank = len(kernel)
         ordered = taps.transpose(0, rank + 2, rank + 1, *range(1, rank + 1))

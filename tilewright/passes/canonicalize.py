@@ -9,10 +9,12 @@ from tilewright.passes.choice_rules import CHOICE_RULES
 from tilewright.passes.constant_rules import CONSTANT_RULES
 from tilewright.passes.control_flow_rules import CONTROL_FLOW_RULES
 from tilewright.passes.memory_rules import MEMORY_RULES
+from tilewright.passes.rounding_rules import ROUNDING_RULES
 from tilewright.passes.shape_rules import SHAPE_RULES
 
 # Constants first: the other tables expect them folded, and on the right of commutative operations.
-CANONICAL_RULES = CONSTANT_RULES + ARITHMETIC_RULES + CHOICE_RULES + SHAPE_RULES + MEMORY_RULES + CONTROL_FLOW_RULES
+CANONICAL_RULES = CONSTANT_RULES + ARITHMETIC_RULES + CHOICE_RULES + ROUNDING_RULES + SHAPE_RULES
+CANONICAL_RULES += MEMORY_RULES + CONTROL_FLOW_RULES
 
 
 def canonicalize(function: Function) -> Function:

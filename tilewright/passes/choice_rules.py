@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.dtypes import DType, float32, int1
+from tilewright.dtypes import DType, int1
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of, defined_by
 
@@ -143,69 +143,6 @@ def cast_of_cast(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     if rounding != "rtne" and first != last and not (first.is_float and last.bits < first.bits):
         return None  # rounding toward zero is only defined for narrowing floats
     return build.emit("cast", source, dtype=last, rounding="rtne" if first == last else rounding)
-
-
-_WHOLE = ("round", "floor", "ceil")
-_SMALL_WHOLE = 2.0**22  # sums of such numbers are exact in float32
-_WHOLE_OF_WHOLE = ("add", "subtract", "multiply", "minimum", "maximum")  # floats too large for fractions are whole, too
-
-
-def _is_whole(value: SSAValue, depth: int = 4) -> bool:
-    """Whether every element of a float is known to have no fraction, or not to be a number."""
-    number, operation = constant_of(value), value.definition
-    if number is not None:
-        return float(number).is_integer()
-    if operation is None or depth == 0:
-        return False
-    if operation.opcode == "cast":
-        return not operation.operands[0].type.dtype.is_float
-    if operation.opcode in _WHOLE_OF_WHOLE:
-        return all(_is_whole(operand, depth - 1) for operand in operation.operands)
-    return operation.opcode in _WHOLE
-
-
-@on("cast")
-def cast_of_whole(operation: Operation, build: RuleRewriter) -> SSAValue | None:
-    """cast(cast(x, A), B) of a float x without a fraction, of type B, and integers A: x within the bounds of A."""
-    inner = defined_by(operation.operands[0], "cast")
-    if inner is None or inner.operands[0].type != operation.result.type or not _is_whole(inner.operands[0]):
-        return None
-    x, middle = inner.operands[0], inner.result.type.dtype
-    if not x.type.dtype.is_float or middle.is_float or middle.is_bool or not keeps_value(middle, x.type.dtype):
-        return None
-    least = -(2 ** (middle.bits - 1)) if middle.is_signed else 0
-    if middle.is_signed:  # without a sign the bound below is what NaN becomes
-        x = build.emit("select", build.emit("compare", x, x, predicate="eq"), x, build.like(x, 0.0))
-    return _bounded(build, x, float(least), float(2**middle.bits - 1 + least))
-
-
-def _bounded(build: RuleRewriter, x: SSAValue, least: float, most: float) -> SSAValue:
-    """`x` within bounds, of which NaN becomes the lower one; of zeros the positive one, as integers have it."""
-    raised = build.emit("maximum", x, build.like(x, least), propagate_nan=False)
-    bounded = build.emit("minimum", raised, build.like(x, most), propagate_nan=False)
-    return build.emit("add", bounded, build.like(x, 0.0))
-
-
-@on("subtract")
-def bounded_less_zero_point(operation: Operation, build: RuleRewriter) -> SSAValue | None:
-    """min(max(x + z, a), b) + 0 - z = min(max(x, a - z), b - z) + 0 for float32 without fractions, small constants."""
-    shifted, point = operation.operands
-    sum_with_zero = defined_by(shifted, "add")
-    least = None if sum_with_zero is None else defined_by(sum_with_zero.operands[0], "minimum")
-    greatest = None if least is None else defined_by(least.operands[0], "maximum")
-    if sum_with_zero is None or least is None or greatest is None or constant_of(sum_with_zero.operands[1]) != 0:
-        return None
-    total = defined_by(greatest.operands[0], "add")
-    numbers = [constant_of(value) for value in (greatest.operands[1], least.operands[1], point)]
-    if total is None or any(number is None or abs(number) > _SMALL_WHOLE for number in numbers):
-        return None
-    low, high, zero = (float(number) for number in numbers if number is not None)
-    whole = all(number.is_integer() for number in (low, high, zero)) and low <= high and _is_whole(total.operands[0])
-    if not whole or point.type.dtype != float32 or constant_of(total.operands[1]) != zero:
-        return None
-    if least.attributes["propagate_nan"] or greatest.attributes["propagate_nan"]:
-        return None
-    return _bounded(build, total.operands[0], low - zero, high - zero)
 
 
 @on("cast")

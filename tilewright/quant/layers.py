@@ -13,6 +13,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.rewrite import PERMUTED, GraphRewriter
 from tilewright.quant.observers import LEVELS, Range, affine
+from tilewright.symbolic import product
 
 STATIC, DYNAMIC, FP8, FP8_DYNAMIC = "int8", "int8-dynamic", "fp8", "fp8-dynamic"
 INT8_WEIGHTS, INT4_WEIGHTS = "int8-weights", "int4-weights"
@@ -87,10 +88,10 @@ def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str 
         return "convolutions have no kernels for quantized weights alone"
     if scheme == DYNAMIC:
         return "convolutions have ranges from calibration only"
-    channels = w.shape[1]
-    if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int):
+    channels, taps = w.shape[1], product(w.shape[2:])
+    if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int) or not isinstance(taps, int):
         return "its channels come in groups, or it has more than two spatial dimensions"
-    if channels % kernels.narrow_depth or channels < kernels.narrow_channels:
+    if not kernels.takes_narrow(channels, taps):
         return f"its {channels} channels are few, or no multiple of {kernels.narrow_depth}"
     return None
 

@@ -200,6 +200,11 @@ class Target(Protocol):
         `pairs_fit`: of 8-bit integers, sums of whose products of two neighbours are numbers of 16 bits."""
         ...
 
+    def tile_depth(self, dtype: DType, rows: int) -> int:
+        """Steps of the depth that tile registers multiply at once, for products of at least `rows` rows of this type;
+        0: they do not, or there are none."""
+        ...
+
     def dot_rate(self, dtype: DType, group: int = 1) -> float:
         """Speed of `dot` on operands of this type, relative to float32; `group` steps of the depth of a right one that
         is constant lie side by side."""

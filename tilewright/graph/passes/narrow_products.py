@@ -32,7 +32,7 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.passes.narrow_pools import NARROW_POOLS
 from tilewright.graph.quantization import integer_range, scheme_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, product
 
 _SHIFT = 128  # from int8 to uint8
 _MOVES = ("reshape", "permute", "slice", "max_pool")
@@ -326,8 +326,8 @@ def _reason_of_convolution(node: Node, image: _Narrow, kernels: KernelFacts) -> 
     assert x is not None and w is not None
     if node.attributes["groups"] != 1 or x.rank > 4:
         return _Reason("there are kernels for one group of channels, and one or two spatial dimensions", _LEAVE)
-    channels, step = w.shape[1], kernels.narrow_depth
-    if not isinstance(channels, int) or channels % step or channels < kernels.narrow_channels:
+    channels, taps, step = w.shape[1], product(w.shape[2:]), kernels.narrow_depth
+    if not isinstance(channels, int) or not isinstance(taps, int) or not kernels.takes_narrow(channels, taps):
         return _Reason(f"its {channels} channels are few, or no multiple of {step}: floats are faster", _LEAVE)
     if any(item is not None and item.rank for item in (image.scale, image.zero)):
         return _Reason(

@@ -21,6 +21,7 @@ from tilewright.targets.machine import Machine
 
 LARGEST_DEPTH = 512
 LARGEST_TILED_DEPTH = 2048  # in tile registers: a product takes the depth in runs by itself, without clearing its sums
+SUMS_SHARE = 32
 MOST_ROW_TILES = 16  # register tiles
 
 
@@ -96,7 +97,7 @@ def _seconds(
     result = used * blocks.columns * 4 * (2 * steps + 1)
     if kernel.in_place:
         # B's block stays in level 2 for the programs of all rows, and sums beside it where they are few.
-        near = 4 * used * blocks.columns <= machine.l2_bytes / 32
+        near = 4 * used * blocks.columns <= machine.l2_bytes / SUMS_SHARE
         right /= row_blocks if right <= machine.l2_bytes / 2 else 1
     else:
         # Panels of B pass one after the other: half of them count (2048 x 2048 x 2048: 107.7 ms, with all 110.7).
@@ -107,6 +108,14 @@ def _seconds(
     programs = row_blocks * ceil(columns / blocks.columns) * batches
     one = max(compute, 0.5 * traffic) + 0.5 * min(compute, traffic) + machine.launches.program
     return one * programs / balance(programs, machine.processors) / machine.processors
+
+
+def seconds_of(
+    blocks: MatmulBlocks, rows: Size, columns: int, dtype: DType, target: Target, width: int
+) -> float:  # fmt: skip
+    """What the model has for a product of 8-bit integers of the blocks' depth, whose panels are read where they lie."""
+    kernel = _Kernel((target.microtile(dtype)[0], width), target.dot_rate(dtype), dtype.itemsize, True)
+    return _seconds(expected(rows), columns, blocks.depth, 1, blocks, kernel, target.machine())
 
 
 def choose_blocks(

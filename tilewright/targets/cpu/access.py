@@ -23,6 +23,14 @@ Axes = tuple[int, ...]
 SHAPE_OPS = frozenset({"expand_dims", "broadcast", "permute", "reshape", "splat"})
 
 
+@dataclass(frozen=True)
+class Reshaped:
+    """An innermost extent that a reshape takes apart, and the domain axes that elements of it follow."""
+
+    extent: int
+    axes: frozenset[int]
+
+
 @dataclass
 class Reads:
     """Everything a walk met, each with the domain axes of its own axes."""
@@ -31,7 +39,11 @@ class Reads:
     loads: list[tuple[Operation, Axes]] = field(default_factory=list)
     compares: list[tuple[SSAValue, Axes]] = field(default_factory=list)
     scalars: set[SSAValue] = field(default_factory=set)
-    reshapes: list[int] = field(default_factory=list)  # innermost extents that reshapes take apart
+    reshapes: list[Reshaped] = field(default_factory=list)
+
+    def reshaped_along(self, axis: int) -> list[int]:
+        """The innermost extents that reshapes take apart along an axis of the domain."""
+        return [each.extent for each in self.reshapes if not each.axes.isdisjoint((axis, SCATTERED))]
 
 
 class ValueWalker:
@@ -61,7 +73,7 @@ class ValueWalker:
                 elif operation.opcode == "compare":
                     found.compares.append((value, axes))
                 elif operation.opcode == "reshape":
-                    found.reshapes += _split_extents(operation)
+                    found.reshapes += _split_extents(operation, axes)
                 pending += operand_axes(operation, value, axes)
         return found
 
@@ -97,15 +109,17 @@ def operand_axes(operation: Operation, result: SSAValue, axes: Axes) -> list[tup
     return [(operand, axes if operand.type.rank else ()) for operand in operands]
 
 
-def _split_extents(operation: Operation) -> list[int]:
+def _split_extents(operation: Operation, axes: Axes) -> list[Reshaped]:
+    """What a reshape takes apart, given the domain axes of its result."""
     old, new = operation.operands[0].type.shape, operation.results[0].type.shape
-    extents = []
+    found = []
     for old_range, new_range in reshape_groups(old, new):
         solid_old = [old[axis] for axis in old_range if old[axis] > 1]
         solid_new = [new[axis] for axis in new_range if new[axis] > 1]
         if len(solid_old) != 1 or len(solid_new) != 1:
-            extents += [*solid_old[-1:], *solid_new[-1:]]
-    return extents
+            along = frozenset(axes[axis] for axis in new_range)
+            found += [Reshaped(extent, along) for extent in (*solid_old[-1:], *solid_new[-1:])]
+    return found
 
 
 def _reshaped_axes(old: tuple[int, ...], new: tuple[int, ...], axes: Axes) -> Axes:

@@ -40,6 +40,9 @@ class LeftOperand:
     that is faster.  Give strides that are known as plain ints: a block whose depth stride is 1 and
     whose row stride is known and no large power of two is read in place.  `whole` promises that all
     `shape.rows` rows may be read, whatever the run-time limit.
+
+    With `lines` = (length, apart) left[i, k] lies at `pointer + i * row_stride + k // length * apart + k % length`: the
+    windows of an image.  Tile registers read it so, for right operands in groups.
     """
 
     pointer: LLVMValue
@@ -47,6 +50,7 @@ class LeftOperand:
     depth_stride: Extent
     dtype: DType
     whole: bool = False
+    lines: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,7 @@ def emit_dot(
         (rows is not None, columns is not None, depth is not None),
         accumulate if isinstance(accumulate, bool) else _truth(accumulate),
         narrow and columns is not None and right.layout == "panels" and shape.columns % width == 0,
+        left.lines,
     )
     if plan.name not in builder.module.defined:
         _emitter(target, plan)(builder.module, target, plan)

@@ -26,6 +26,7 @@ from tilewright.targets.cpu.dot_places import (
     address_facts,
     dot_shape,
     is_zero,
+    lines_of,
     mask_parts,
     pairs_fit,
     panels_of,
@@ -83,7 +84,7 @@ class DotEmitter:
             self.report.operand(operation, side, None if stored else source.definition)
 
     def _product(self, operation: Operation, batch: LaneIndex, scratch: Storage, zero: bool) -> None:
-        left, right, _ = operation.operands
+        right = operation.operands[1]
         result = self.storage[operation.result]
         shape = dot_shape(operation)
         narrow = self._ends_narrow(operation)
@@ -95,7 +96,7 @@ class DotEmitter:
             self.builder,
             self.target,
             shape,
-            self._left(left, batch),
+            self._left(operation, batch),
             self._right(operation, batch),
             Accumulator(self._element(operation.result, batch, 0, 0), result.strides[-2], operation.result.type.dtype),
             self.evaluator.base_of(scratch),
@@ -209,7 +210,18 @@ class DotEmitter:
         first, second = (builder.cast("ptrtoint", pointer, "i64") for pointer in (start, end))
         return builder.binary("sdiv", builder.subtract(second, first), builder.integer(itemsize), "exact")
 
-    def _left(self, value: SSAValue, batch: LaneIndex) -> LeftOperand:
+    def _left(self, dot: Operation, batch: LaneIndex) -> LeftOperand:
+        value, lines = dot.operands[0], lines_of(self.placement, dot)
+        if lines is not None:
+            places = lines.load.operands[0]
+            start = self.evaluator.address(places, (ZERO, ZERO, ZERO))
+            row = self.placement.analysis.along(places, 0).step
+            if row is None:
+                following = self.evaluator.address(places, (LaneIndex(self.builder.integer(1)), ZERO, ZERO))
+                stride: LLVMValue | int = self._distance(start, following, value.type.dtype.itemsize)
+            else:
+                stride = row
+            return LeftOperand(start, stride, 1, value.type.dtype, True, (lines.length, lines.apart))
         pointer = self._element(value, batch, 0, 0)
         strides = self._stride(value, batch, 0), self._stride(value, batch, 1)
         whole = shape_source(self.placement, value) in self.placement.stored

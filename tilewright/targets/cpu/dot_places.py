@@ -12,6 +12,7 @@ from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
 from tilewright.targets.cpu.dot import DotShape, takes_groups
+from tilewright.targets.cpu.dot_tiles import takes_lines
 from tilewright.targets.cpu.program import ProgramOrder
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -35,6 +36,16 @@ class Panels:
     load: Operation
     width: int
     group: int
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A left operand whose rows are lines: the load of [rows, lines, length], reshaped to [rows, depth]; from one line
+    to the next there are `apart` elements."""
+
+    load: Operation
+    length: int
+    apart: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,30 @@ def panels_of(placement: Placed, value: SSAValue) -> Panels | None:
     return Panels(load, width, group) if whole and (count == 1 or (panel.uniform and panel.run == 0)) else None
 
 
+def lines_of(placement: Placed, dot: Operation) -> Lines | None:
+    """The left operand of a product as rows of lines, if it is that, and its kernel reads them where they lie."""
+    value, right, _ = dot.operands
+    reshape, panels = value.definition, panels_of(placement, right)
+    if value in placement.stored or reshape is None or reshape.opcode != "reshape" or panels is None:
+        return None
+    block = reshape.operands[0]
+    load = block.definition
+    if block in placement.stored or load is None or load.opcode != "load" or len(load.operands) > 1:
+        return None
+    if block.type.rank != 3 or value.type.shape != (block.type.shape[0], block.type.shape[1] * block.type.shape[2]):
+        return None
+    row, line, along = placement.analysis.all_axes(load.operands[0])
+    regular = row.uniform and row.run == line.run == along.run == 0 and along.step == 1
+    length, types = block.type.shape[2], (value.type.dtype, right.type.dtype)
+    if (
+        not regular
+        or line.step is None
+        or not takes_lines(placement.target, dot_shape(dot), *types, panels.group, length)
+    ):
+        return None
+    return Lines(load, length, line.step)
+
+
 def address_facts(placement: Placed, value: SSAValue) -> tuple[Along, ...] | None:
     """How the address of `value`'s elements changes along its axes; None when it is not in memory."""
     analysis: AffineAnalysis = placement.analysis
@@ -109,6 +144,8 @@ def address_facts(placement: Placed, value: SSAValue) -> tuple[Along, ...] | Non
 
 def addressable(placement: Placed, dot: Operation, operand: SSAValue, side: str) -> bool:
     """Whether an operand is used where it lies: in a buffer, or in memory that a lazy load reads."""
+    if side == "left" and lines_of(placement, dot) is not None:
+        return True
     source = shape_source(placement, operand)
     if source in placement.stored:
         return _buffer_fits(placement, operand, source, side)

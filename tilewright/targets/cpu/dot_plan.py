@@ -39,6 +39,7 @@ class DotPlan:
     limits: tuple[bool, bool, bool]  # run-time limits on rows, columns, depth
     accumulate: bool | None  # whether the accumulator is read; None: known only at run time
     narrow: bool = False  # whether the limit on columns may leave one vector of a panel
+    left_lines: tuple[int, int] | None = None  # a row of `left` is lines: elements of one, and from one to the next
 
     # Strides are in elements.
     parameters: ClassVar[tuple[tuple[str, str, str], ...]] = (
@@ -66,4 +67,5 @@ class DotPlan:
         sizes = f"{shape.rows}x{shape.columns}x{shape.depth}"
         whole = ("w" if self.left_whole else "") + ("n" if self.narrow else "")
         start = {True: "a", False: "z", None: ""}[self.accumulate]
-        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}{start}"
+        lines = "" if self.left_lines is None else f".{self.left_lines[0]}l{self.left_lines[1]}"
+        return f"dot.{types}.{sizes}.{self.layout}.{strides}.{self.accumulator_stride}.{limits}{whole}{start}{lines}"

@@ -41,6 +41,13 @@ def uses_tiles(target: CPUTarget, shape: DotShape, left: DType, right: DType, la
     return fits and shape.rows >= LEAST_TILE_ROWS and target.multiplies_in_tiles(left, right)
 
 
+def takes_lines(target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int, length: int) -> bool:
+    """Whether tiles of the left operand are read from rows that are lines of `length` elements, by a right operand in
+    panels with `group` steps of the depth side by side."""
+    grouped = group * left.itemsize == 4 and uses_tiles(target, shape, left, right, "groups")
+    return grouped and length * left.itemsize % _BYTES == 0
+
+
 class TileBlocking:
     """Block sizes of a product, and where its copies lie in scratch."""
 
@@ -74,6 +81,7 @@ class _TileRun:
     count: int  # strips
     left: LLVMValue
     left_stride: LLVMValue  # in elements
+    left_apart: LLVMValue  # elements from one line of `left` to the next
     steps: LLVMValue  # tiles of the depth
     accumulate: LLVMValue
     ahead: tuple[LLVMValue, LLVMValue] | None  # the strips after these and the bytes between their rows
@@ -126,7 +134,7 @@ class _TileFunction:
     def _run(self, start: LLVMValue, length: LLVMValue, accumulate: LLVMValue) -> None:
         """One run of the depth: all strips of `right` and all rows."""
         b = self.builder
-        left, left_stride = self._prepare_left(start, length)
+        left, left_stride, left_apart = self._prepare_left(start, length)
         steps = b.binary("sdiv", b.add(length, self.blocking.step - 1), b.integer(self.blocking.step))
         if self.plan.shape.rows >= 2 * _STRIP:
             self._configure([_STRIP, _STRIP])
@@ -134,14 +142,15 @@ class _TileFunction:
         def strips_of(row: LLVMValue, heights: Sequence[int]) -> None:
             def multiply(column: LLVMValue, count: int) -> None:
                 place, _ = self._right_rows(column, start)
-                self._tiles(row, heights, _TileRun(column, place, count, left, left_stride, steps, accumulate, None))
+                run = _TileRun(column, place, count, left, left_stride, left_apart, steps, accumulate, None)
+                self._tiles(row, heights, run)
 
             self._each_strip(multiply)
 
         def rows_of(column: LLVMValue, count: int) -> None:
             self._pack(column, start, length, count)
             ahead = self._right_ahead(column, start, length)
-            run = _TileRun(column, self.strips, count, left, left_stride, steps, accumulate, ahead)
+            run = _TileRun(column, self.strips, count, left, left_stride, left_apart, steps, accumulate, ahead)
             self._each_rows(lambda row, heights: self._tiles(row, heights, run))
 
         if self.in_place:  # rows of `left` stay in level 1, where there is nothing to copy
@@ -213,26 +222,41 @@ class _TileFunction:
         b.branch(ready)
         b.start(ready)
         first = b.gep(run.left, b.multiply(row, stride), "i8")
-        line = b.integer(self.strip_row)
         following = None if self.in_place else self._following_sums(row, run)
-        with b.loop(b.integer(0), run.steps, 1, hint="deep") as loop:
-            if following is not None:
-                self._prefetch_sums(following, loop.index, count)
-                self._prefetch_right(run, row, loop.index)
-            else:
-                self._prefetch_left(run, row, loop.index)
-            place = b.gep(first, b.multiply(loop.index, _BYTES), "i8")
-            strip = b.gep(run.strips, b.multiply(loop.index, _STRIP * self.strip_row), "i8")
-            # Strips that pass by are loaded with a hint that keeps them from driving the rows out of level 1.
-            load_strip = "llvm.x86.tileloaddt164" if self.in_place else "llvm.x86.tileloadd64"
-            for j in range(count):
-                self._move(load_strip, 6 + j, b.gep(strip, j * self.strip_apart, "i8"), line)
-            for i in range(len(heights)):
-                self._move("llvm.x86.tileloadd64", 4 + i, b.gep(place, b.multiply(stride, _STRIP * i), "i8"), stride)
-                for j in range(count):
-                    self._tile_call(self.instruction, [2 * i + j, 4 + i, 6 + j])
+        lines = self.plan.left_lines
+        if lines is None:
+            with b.loop(b.integer(0), run.steps, 1, hint="deep") as loop:
+                if following is not None:
+                    self._prefetch_sums(following, loop.index, count)
+                    self._prefetch_right(run, row, loop.index)
+                else:
+                    self._prefetch_left(run, row, loop.index)
+                self._step(b.gep(first, b.multiply(loop.index, _BYTES), "i8"), stride, loop.index, heights, run)
+        else:
+            along, apart = lines[0] * itemsize // _BYTES, b.multiply(run.left_apart, itemsize)
+            with b.loop(b.integer(0), b.integer(self.plan.shape.depth // lines[0]), 1, hint="lines") as outer:
+                line, step = b.gep(first, b.multiply(outer.index, apart), "i8"), b.multiply(outer.index, along)
+                with b.loop(b.integer(0), b.integer(along), 1, hint="along") as loop:
+                    place = b.gep(line, b.multiply(loop.index, _BYTES), "i8")
+                    self._step(place, stride, b.add(step, loop.index), heights, run)
         for tile, place in sums:
             self._move("llvm.x86.tilestored64", tile, place, sums_stride)
+
+    def _step(
+        self, place: LLVMValue, stride: LLVMValue, step: LLVMValue, heights: Sequence[int], run: _TileRun
+    ) -> None:
+        """The products of a step of the depth; tiles of the left operand begin at `place`, with rows `stride` bytes
+        apart."""
+        b, line = self.builder, self.builder.integer(self.strip_row)
+        strip = b.gep(run.strips, b.multiply(step, _STRIP * self.strip_row), "i8")
+        # Strips that pass by are loaded with a hint that keeps them from driving the rows out of level 1.
+        load_strip = "llvm.x86.tileloaddt164" if self.in_place else "llvm.x86.tileloadd64"
+        for j in range(run.count):
+            self._move(load_strip, 6 + j, b.gep(strip, j * self.strip_apart, "i8"), line)
+        for i in range(len(heights)):
+            self._move("llvm.x86.tileloadd64", 4 + i, b.gep(place, b.multiply(stride, _STRIP * i), "i8"), stride)
+            for j in range(run.count):
+                self._tile_call(self.instruction, [2 * i + j, 4 + i, 6 + j])
 
     def _sums_place(self, row: LLVMValue, column: LLVMValue) -> LLVMValue:
         """The address of accumulator[row, column]."""
@@ -311,21 +335,26 @@ class _TileFunction:
 
     # -- Operands -------------------------------------------------------------------------------------
 
-    def _prepare_left(self, start: LLVMValue, length: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
-        """Where rows of `left` are contiguous along the depth, in whole tiles; and their stride in elements."""
+    def _prepare_left(self, start: LLVMValue, length: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
+        """Where rows of `left`, or the lines that they are made of, are contiguous along the depth, in whole tiles;
+        their stride in elements, and that of lines."""
         b, plan, blocking = self.builder, self.plan, self.blocking
         source = b.gep(self.left, b.multiply(start, self.left_depth_stride), self.element)
         whole = plan.left_whole or not plan.limits[0]
         if plan.left_depth_stride == 1 and whole and not plan.limits[2] and plan.shape.depth % blocking.step == 0:
             return self._in_place_if_aligned(source, length)
         self._copy_left(source, length)
-        return self.scratch, b.integer(blocking.left_stride)
+        return self.scratch, b.integer(blocking.left_stride), b.integer(0)
 
-    def _in_place_if_aligned(self, source: LLVMValue, length: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
+    def _in_place_if_aligned(
+        self, source: LLVMValue, length: LLVMValue
+    ) -> tuple[LLVMValue, LLVMValue, LLVMValue]:  # fmt: skip
         """`left` where it lies, if rows begin on cache lines; else its copy: a row in two lines takes twice as long."""
         b = self.builder
         address = b.cast("ptrtoint", source, "i64")
-        places = b.binary("or", address, b.multiply(self.left_row_stride, self.plan.left.itemsize))
+        lines = self.plan.left_lines or (0, 0)
+        strides = b.binary("or", self.left_row_stride, b.integer(lines[1]))
+        places = b.binary("or", address, b.multiply(strides, self.plan.left.itemsize))
         aligned = b.compare("eq", b.emit(f"and i64 {places.text}, {_LINE_BYTES - 1}", "i64"), 0)
         copied, ready, origin = b.new_block("copied"), b.new_block("left"), b.block
         b.branch_if(aligned, ready, copied)
@@ -338,12 +367,20 @@ class _TileFunction:
         return (
             b.phi(ready, "ptr", [(source, origin), (self.scratch, after_copy)]),
             b.phi(ready, "i64", [(self.left_row_stride, origin), (stride, after_copy)]),
+            b.phi(ready, "i64", [(b.integer(lines[1]), origin), (b.integer(lines[0]), after_copy)]),
         )
 
     def _copy_left(self, source: LLVMValue, length: LLVMValue) -> None:
         """Copy the rows to scratch, zero beyond the depth."""
         b, stride = self.builder, self.blocking.left_stride
         copy = BlockCopy(b, self.element, False, self.element, self.lanes)
+        if self.plan.left_lines is not None:
+            line, apart = self.plan.left_lines
+            for number in range(self.plan.shape.depth // line):
+                origin = b.gep(source, number * apart, self.element)
+                place = b.gep(self.scratch, number * line, self.element)
+                copy.copy_rows(origin, self.left_row_stride, place, stride, self.rows, b.integer(line))
+            return
         if self.plan.left_depth_stride == 1:  # writes zeros to the end of a vector
             copy.copy_rows(source, self.left_row_stride, self.scratch, stride, self.rows, length)
             return

@@ -26,6 +26,7 @@ from tilewright.targets.cpu.access import SHAPE_OPS
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
+from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes, saturated_bytes
 from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.streams import fetch_ahead, is_streamed
@@ -99,6 +100,7 @@ class Evaluator:
         self.scratch = scratch
         self.streams = False  # stores with the cache modifier .cs go around the caches
         self.table_lanes = 0  # numbers of 32 bits in a register from which gathers can pick
+        self.rounds_to_bytes = False  # one instruction rounds a vector of float32 to integers, one saturates these
         self.through: SSAValue | None = None  # evaluated although it has a buffer: the one being written
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
         self._scopes = [LoopScope()]
@@ -239,6 +241,9 @@ class Evaluator:
             condition = self.evaluate(operation.operands[0], indices)
             if condition.text in ("true", "false"):
                 return self.evaluate(operation.operands[1 if condition.text == "true" else 2], indices)
+        rounded = rounded_to_bytes(operation, self.storage) if self.rounds_to_bytes else None
+        if rounded is not None and (value := self.evaluate(rounded[0], indices)).is_vector:
+            return self.emit_at([value], lambda: saturated_bytes(self.builder, value, rounded[1]))
         operands = self.matched([self.evaluate(operand, indices) for operand in operation.operands])
         return self.emit_at(operands, lambda: self.elementwise.emit(operation, operands))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.graph.passes.block_products import without_block_products
+from tilewright.graph.passes.fold_output_scales import fold_output_scales
 from tilewright.graph.passes.join_text_lookups import join_text_lookups
 from tilewright.graph.passes.lighten_loops import lighten_loops
 from tilewright.graph.passes.narrow_products import narrow_products
@@ -25,7 +26,10 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
             TargetPass(weight_products, kernels),  # what is still quantized is read as it is stored
             TargetPass(sorting, kernels),  # few elements are compared; the kernel sorts longer rows
         ),
-        after=(TargetPass(stage_reductions),),  # last: rows that one kernel reduces in several steps
+        after=(
+            TargetPass(fold_output_scales),  # when constants are folded, and convolutions are channels-last
+            TargetPass(stage_reductions),  # last: rows that one kernel reduces in several steps
+        ),
         cut=(
             TargetPass(join_text_lookups),  # each that the host need not do joins a part
             TargetPass(lighten_loops),  # before what is taken out of a body is put into a part

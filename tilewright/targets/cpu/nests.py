@@ -23,6 +23,7 @@ from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
 from tilewright.targets.cpu.evaluate import ZERO, ComparisonPhase, Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.memory import emit_store
+from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.reduce import ReductionLoop
 from tilewright.targets.cpu.report import KernelReport
@@ -512,15 +513,23 @@ class NestEmitter:
             if root.kind == "store":
                 accesses.append((root.operation.operands[0], axes[root]))
             facts = [self.analysis.along(pointer, axis) for pointer, axis in accesses]
-            granularity = gcd(granularity, *(fact.run for fact in facts if fact.step in (0, 1)), *root.reads.reshapes)
+            runs = [fact.run for fact in facts if fact.step in (0, 1)]
+            granularity = gcd(granularity, *runs, *root.reads.reshaped_along(axes[root]))
         return granularity
+
+    def _packs_bytes(self, roots: Sequence[Root]) -> bool:
+        """Whether four registers become one of bytes."""
+        stores = [root.operation.operands[1].definition for root in roots if root.kind == "store"]
+        return self.target.rounds_to_bytes and any(
+            value is not None and rounded_to_bytes(value, self.scheduler.storage) is not None for value in stores
+        )
 
     def _unroll(self, roots: Sequence[Root], axes: dict[Root, int], extent: int, lanes: int, most: int) -> int:
         """How many registers the main loop takes at once: more for cheap bodies, to hide latency."""
-        if lanes == 1 or any(root.reads.reshapes for root in roots):
+        if lanes == 1 or any(root.reads.reshaped_along(axes[root]) for root in roots):
             return 1
         cost = self._body_cost(roots)
-        unroll = most if cost <= 4 * len(roots) else min(2, most)
+        unroll = most if cost <= 4 * len(roots) or self._packs_bytes(roots) else min(2, most)
         if cost > _LONG_BODY and extent > lanes * unroll:  # without a loop, LLVM keeps what it carries in registers
             unroll = 1
         granularity = self._granularity(roots, axes)

@@ -35,6 +35,7 @@ _NAMED: dict[str, tuple[str, str, int, int]] = {
 }
 
 
+TILE_BYTES = 64  # of a row of a tile register
 LEAST_TILE_ROWS = 16  # fewer leave tiles empty, and a copy of the right operand is used too seldom
 
 
@@ -183,6 +184,11 @@ class CPUTarget:
         return 16 if self.is_x86 and self.vector_bits == 512 else 0
 
     @property
+    def rounds_to_bytes(self) -> bool:
+        """Whether vectors of float32 become integers, and these bytes that saturate, by one instruction each."""
+        return self.is_x86 and self.vector_bits == 512
+
+    @property
     def matrix_registers(self) -> bool:
         """Whether the CPU has AMX tiles."""
         return self.has("amx-tile")
@@ -233,6 +239,11 @@ class CPUTarget:
             return group
         group = self.group_of_sums(dtype, pairs_fit)
         return group if depth % group == 0 else 1
+
+    def tile_depth(self, dtype: DType, rows: int) -> int:
+        """Steps of the depth that fill a row of a tile register, where products of so many rows use them; else 0."""
+        tiles = rows >= LEAST_TILE_ROWS and self.multiplies_in_tiles(dtype, dtype)
+        return TILE_BYTES // dtype.itemsize if tiles else 0
 
     @property
     def kernels(self) -> KernelFacts:

@@ -227,6 +227,10 @@ class NvidiaTarget:
         """Steps of the depth that lie side by side in panels: 1, since operands are taken as they lie."""
         return 1
 
+    def tile_depth(self, dtype: DType, rows: int) -> int:
+        """0: there are no tile registers."""
+        return 0
+
     def dot_rate(self, dtype: DType, group: int = 1) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:

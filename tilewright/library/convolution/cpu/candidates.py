@@ -57,10 +57,11 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
 
     Raises `NotImplementedError` for channels-first images.
     """
+    anchor, _, w = checked_convolution(group)
+    if anchor.attributes["dtype"] is not None:
+        return [integer_convolution(with_bias_in_epilogue(group), graph, target, w)]
     group, moves = with_image_moved(with_zeros_around(with_bias_in_epilogue(group), target), graph, target)
     anchor, x, w = checked_convolution(group)
-    if anchor.attributes["dtype"] is not None:
-        return [preceded_by(moves, integer_convolution(group, graph, target, x, w, is_pointwise(anchor, w)))]
     slots = epilogue_slots(group, graph)
     groups = anchor.attributes["groups"]
     lanes = lanes_of(target)
@@ -140,8 +141,6 @@ def with_zeros_around(group: Group, target: Target) -> Group:
         return group
     if not lanes_of(target) or not copied or channels > _FEW_CHANNELS or len(w.shape) > 4:
         return group
-    if anchor.attributes["dtype"] is not None:
-        return group  # has no padding
     if is_pointwise(anchor, w):
         return group  # its product takes every pixel of the image for one of the result
     attributes = anchor.attributes

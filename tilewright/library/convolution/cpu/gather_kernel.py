@@ -1,34 +1,93 @@
-"""The windows of an image as rows of a matrix, in the tile language: what a product of 8-bit integers reads."""
+"""Convolutions of 8-bit integers as matrix products, in the tile language: windows in place, or gathered as rows."""
 
 # mypy: ignore-errors
-# The body below is tile language, which has types of its own.
+# The bodies below are tile language, which has types of its own.
 
 from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.convolution.kernel import window_origins
+from tilewright.library.epilogue import identity
+from tilewright.library.matmul.kernel import load_panels
 
 
 @tilewright.jit
-def gather_windows(x, out, pixels, height, width, out_height, out_width, CHANNELS: tl.constexpr,
+def gather_windows(x, out, lines, height, width, out_height, out_width, CHANNELS: tl.constexpr,
                    KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-                   PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-                   ROWS: tl.constexpr):  # fmt: skip
+                   DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, DEPTH: tl.constexpr,
+                   LINES: tl.constexpr):  # fmt: skip
     """out[pixel, (tap_y, tap_x, channel)] = x[window + tap, channel] of channels-last images without padding.
 
-    The taps of a line are one contiguous run where they are not dilated.  Grid: (blocks of `ROWS` pixels,).
+    Rows of `out` are `DEPTH` elements apart.  The taps of a line are one contiguous run where they are not dilated.
+    Grid: (blocks of `LINES` lines of output pixels,).
     """
     across: tl.constexpr = KERNEL_X if DILATION_X == 1 else 1
     taps: tl.constexpr = KERNEL_X // across
     run = tl.arange(0, across * CHANNELS)
+    first = tl.program_id(0) * LINES
+    for line in range(first, tl.minimum(first + LINES, lines)):
+        top = (line // out_height).to(tl.int64) * height + line % out_height * STRIDE_Y
+        windows = x + top * width * CHANNELS
+        rows = out + line.to(tl.int64) * out_width * DEPTH
+        for pixel in range(0, out_width):
+            for tap_y in range(0, KERNEL_Y):
+                for tap_x in range(0, taps):
+                    shift = (tap_y * DILATION_Y * width + tap_x * DILATION_X) * CHANNELS
+                    place = (tap_y * taps + tap_x) * (across * CHANNELS)
+                    taken = tl.load(windows + (pixel * (STRIDE_X * CHANNELS) + shift) + run)
+                    tl.store(rows + (pixel * DEPTH + place) + run, taken)
+
+
+@tilewright.jit
+def lines_between_zeros(x, out, lines, height, out_height, TOP: tl.constexpr, LEFT: tl.constexpr, LINE: tl.constexpr,
+                        RIGHT: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Images of `height` lines of `LINE` bytes with `LEFT` and `RIGHT` zeros at the ends of each, and lines of zeros:
+    `TOP` above, and below up to `out_height` lines.  Grid: (blocks of `ROWS` lines of `out`,)."""
     first = tl.program_id(0) * ROWS
-    for pixel in range(first, tl.minimum(first + ROWS, pixels)):
-        image, top, left = window_origins(pixel, out_height, out_width, STRIDE_Y, STRIDE_X, PAD_Y, PAD_X)
-        base = x + ((image.to(tl.int64) * height + top) * width + left) * CHANNELS
-        row = out + pixel.to(tl.int64) * (KERNEL_Y * KERNEL_X * CHANNELS)
-        for tap_y in range(0, KERNEL_Y):
-            for tap_x in range(0, taps):
-                shift = (tap_y * DILATION_Y * width + tap_x * DILATION_X) * CHANNELS
-                place = (tap_y * taps + tap_x) * (across * CHANNELS)
-                tl.store(row + place + run, tl.load(base + shift + run))
+    for line in range(first, tl.minimum(first + ROWS, lines)):
+        own = line % out_height - TOP
+        row = out + line.to(tl.int64) * (LEFT + LINE + RIGHT)
+        if (own >= 0) & (own < height):
+            start = x + ((line // out_height).to(tl.int64) * height + own) * LINE
+            if LEFT > 0:
+                tl.store(row + tl.arange(0, LEFT), tl.zeros((LEFT,), tl.uint8))
+            tl.store(row + LEFT + tl.arange(0, LINE), tl.load(start + tl.arange(0, LINE)))
+            if RIGHT > 0:
+                tl.store(row + (LEFT + LINE) + tl.arange(0, RIGHT), tl.zeros((RIGHT,), tl.uint8))
+        else:
+            tl.store(row + tl.arange(0, LEFT + LINE + RIGHT), tl.zeros((LEFT + LINE + RIGHT,), tl.uint8))
+
+
+@tilewright.jit
+def convolution_of_lines(x, w, out, columns, *extra, HEIGHT: tl.constexpr, ACROSS: tl.constexpr,
+                         OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+                         KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, DILATION_Y: tl.constexpr,
+                         LINES: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+                         MASK_N: tl.constexpr, MASK_PANEL: tl.constexpr,
+                         EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """A convolution with steps of one pixel that reads its windows where they lie.
+
+    x is [images][HEIGHT][ACROSS][CHANNELS] with the padding in it, and one line more than windows reach.  Windows begin
+    at every pixel of `LINES` lines, which divide OUT_HEIGHT: those that begin where they leave the line give sums that
+    are not stored.  So rows of the product, which are `KERNEL_Y` runs of a line of taps, all begin CHANNELS elements
+    after the one before.  Grid: (blocks of lines, column blocks).
+    """
+    first_line = tl.program_id(0) * LINES
+    top = (first_line // OUT_HEIGHT).to(tl.int64) * HEIGHT + first_line % OUT_HEIGHT
+    windows = tl.arange(0, LINES * ACROSS)[:, None, None] * CHANNELS
+    taps = tl.arange(0, KERNEL_Y)[None, :, None] * (DILATION_Y * ACROSS * CHANNELS)
+    run = tl.arange(0, KERNEL_X * CHANNELS)[None, None, :]
+    depth: tl.constexpr = KERNEL_Y * KERNEL_X * CHANNELS
+    rows = tl.reshape(tl.load(x + top * (ACROSS * CHANNELS) + windows + taps + run), (LINES * ACROSS, depth))
+    panels = load_panels(w, tl.program_id(1) * (BLOCK_N // WIDTH), 0, depth, tl.cdiv(columns, WIDTH), BLOCK_N // WIDTH,
+                         depth, WIDTH, MASK_PANEL, False, GROUP)  # fmt: skip
+    sums = tl.reshape(tl.dot(rows, panels, input_precision="ieee"), (LINES, ACROSS, BLOCK_N))
+    across = tl.arange(0, ACROSS)[None, :, None]
+    line = first_line + tl.arange(0, LINES)[:, None, None]
+    pixel = line.to(tl.int64) * OUT_WIDTH + across
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, None, :]
+    mask = across < OUT_WIDTH
+    if MASK_N:
+        mask = mask & (column < columns)
+    result = EPILOGUE(sums, pixel, column, mask, extra)
+    tl.store(out + pixel * columns + column, result, mask=mask)
