@@ -53,6 +53,7 @@ ROW_ELEMENTS = 16384  # elements of one program of a row kernel
 PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
 COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
 TRANSPOSED_TILE = 32
+_FEW_COLUMNS = 4
 _LARGE_TILES = 512  # which keep all processors of a GPU busy
 _NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
 _LOOKED_UP = 4  # tensors of which a flat kernel looks elements up
@@ -211,7 +212,7 @@ def elementwise_call(
     traced = _trace_results(nodes, results, constants, loops)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
-    across = _read_across(traced, variables, *((_NEAR, 2, _SMALL_PLANE) if loops.blocks else (1, 4, 0)))
+    across = _read_across(traced, variables, *((_NEAR, 2, _SMALL_PLANE) if loops.blocks else (1, 2, 0)))
     if across is not None:
         call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
@@ -520,7 +521,7 @@ def _tile_kernel(
     rows, columns = _tile(row.extent, column.extent, planes, loops, traced.widest())
     starts = [
         # Known to begin at 0, so that what a tile has beyond the dimension is never read.
-        "" if loops.blocks and _covers(count, variable.extent) else f"tl.program_id({axis}) * {name} + "
+        "" if _covers(count, variable.extent) else f"tl.program_id({axis}) * {name} + "
         for axis, (name, count, variable) in enumerate((("TILE_ROWS", rows, row), ("TILE_COLUMNS", columns, column)))
     ]
     body = [f"row = ({starts[0]}tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]"]
@@ -546,7 +547,8 @@ def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing, widest: int
     tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TRANSPOSED_TILE
     rows, columns = (min(extent, tile) if isinstance(extent, int) else tile for extent in (row, column))
     if not loops.blocks:
-        return rows, columns
+        few = isinstance(column, int) and column < _FEW_COLUMNS  # whose vectors are interleaved
+        return (min(row, tile**2) if isinstance(row, int) else tile**2) if few else rows, columns
     if min(rows, columns) == tile or not isinstance(total, int):
         return next_power_of_2(rows), next_power_of_2(columns)
     if rows < columns:

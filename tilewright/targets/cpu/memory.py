@@ -47,7 +47,7 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
         elif combined is None:
             builder.store(stored, address, element.itemsize)
         else:
-            builder.masked_store(_apart(builder, stored), address, combined, element.itemsize)
+            builder.masked_store(apart(builder, stored), address, combined, element.itemsize)
         return
     evaluator.note_access(operation, "scatter", indices, mask)
     pointers = evaluator.vector(pointer, indices, lanes)
@@ -55,7 +55,7 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     builder.scatter(stored, pointers, chosen, element.itemsize)
 
 
-def _apart(builder: LLVMBuilder, stored: LLVMValue) -> LLVMValue:
+def apart(builder: LLVMBuilder, stored: LLVMValue) -> LLVMValue:
     """The value as LLVM cannot look through it, where its AVX-512 code would go wrong (seen with LLVM 22): a truncation
     and a masked store become one instruction, and if only one lane's mask turns out to be true, a plain store of the
     wide element, over its neighbours."""
@@ -65,11 +65,11 @@ def _apart(builder: LLVMBuilder, stored: LLVMValue) -> LLVMValue:
     whole = _WIDEST_REGISTER // int(element[1:])
     if stored.lanes > whole:
         half = stored.lanes // 2
-        parts = [_apart(builder, builder.shuffle(stored, None, range(at, at + half))) for at in (0, half)]
+        parts = [apart(builder, builder.shuffle(stored, None, range(at, at + half))) for at in (0, half)]
         return builder.shuffle(parts[0], parts[1], range(stored.lanes))
     least = _NARROWEST_REGISTER // int(element[1:])
     if stored.lanes < least:
-        return builder.with_lanes(_apart(builder, builder.with_lanes(stored, least)), stored.lanes)
+        return builder.with_lanes(apart(builder, builder.with_lanes(stored, least)), stored.lanes)
     return builder.emit(f'call {stored.type} asm "", "=v,0"({stored})', stored.type)
 
 

@@ -22,6 +22,7 @@ from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, pref
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
 from tilewright.targets.cpu.evaluate import ZERO, ComparisonPhase, Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.interleaving import Interleaver, find_interleaving
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes
 from tilewright.targets.cpu.placement import Placement
@@ -30,7 +31,7 @@ from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.schedule import Cluster, KernelScheduler, Partitioner, Root
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.cpu.transposition import Transposer, find_turn
+from tilewright.targets.cpu.transposition import Transposer, Turn, find_turn
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
 Bound = dict[Root, dict[int, LaneIndex]]
@@ -185,17 +186,29 @@ class NestEmitter:
         self._finish(roots, bound, reductions, results, left_out)
 
     def _transposed(self, root: Root, bound: dict[int, LaneIndex], axes: list[int]) -> bool:
-        """Emit a root through transposed tiles, if it reads along one axis and writes along another."""
+        """Emit a root through transposed tiles, or interleaved vectors, if it reads along one axis and writes along
+        another."""
         turn = find_turn(self.analysis, root, axes, self.width)
-        if turn is None:
+        found = turn or find_interleaving(self.analysis, root, axes, self.width)
+        if found is None:
             return False
-        self.report.transposed(root, turn.read_axis, turn.written_axis, turn.side)
-        others = [axis for axis in axes if axis not in (turn.read_axis, turn.written_axis)]
+        if turn is not None:
+            self.report.transposed(root, turn.read_axis, turn.written_axis, turn.side)
+        else:
+            self.report.interleaved(root, found.read_axis, found.written_axis, root.domain[found.written_axis])
+        others = [axis for axis in axes if axis not in (found.read_axis, found.written_axis)]
 
         def body(places: dict[int, LaneIndex], remaining: list[int]) -> None:
             if not remaining:
-                ends = (self._end(root, turn.read_axis), self._end(root, turn.written_axis))
-                Transposer(self.evaluator, root, turn, ends).emit(places)
+                if isinstance(found, Turn):
+                    ends = (self._end(root, found.read_axis), self._end(root, found.written_axis))
+                    Transposer(self.evaluator, root, found, ends).emit(places)
+                else:
+                    end, inside = self._end(root, found.read_axis), None
+                    limit = self._limit([root], {root: found.read_axis})
+                    if limit is not None and not self._needs_outside(root, found.read_axis, limit):
+                        end, inside = limit.count, ComparisonPhase("inside", limit.compares)
+                    Interleaver(self.evaluator, root, found, self.width, end, inside).emit(places)
                 return
 
             def inner(index: LaneIndex, accumulators: Accumulators) -> Accumulators:

@@ -136,6 +136,14 @@ class KernelReport:
         )
         self._loops.setdefault(root, []).append(_NestLoop(-1, text))
 
+    def interleaved(self, root: Root, read_axis: int, written_axis: int, count: int) -> None:
+        """A store whose vectors are interleaved."""
+        text = (
+            f"read along axis {read_axis} and written along axis {written_axis}: {count} vectors are interleaved in "
+            "registers"
+        )
+        self._loops.setdefault(root, []).append(_NestLoop(-1, text))
+
     # Accesses
 
     def access(self, operation: Operation, how: str, place: int | None, lanes: int, masked: bool) -> None:

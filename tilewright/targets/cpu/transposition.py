@@ -33,24 +33,25 @@ def find_turn(analysis: AffineAnalysis, root: Root, axes: list[int], width: int)
         return None
     large = [axis for axis in axes if root.domain[axis] >= _LEAST_TILE]
     for written in large:
-        if not _writes_along(analysis, root, written):
+        if not writes_along(analysis, root, written):
             continue
-        irregular = _irregular(analysis, root, written)
+        irregular = irregular_reads(analysis, root, written)
         for read in large:
-            if read != written and _irregular(analysis, root, read) < irregular:
+            if read != written and irregular_reads(analysis, root, read) < irregular:
                 smallest = min(root.domain[read], root.domain[written], width)
                 return Turn(read, written, 1 << (smallest.bit_length() - 1))
     return None
 
 
-def _writes_along(analysis: AffineAnalysis, root: Root, axis: int) -> bool:
+def writes_along(analysis: AffineAnalysis, root: Root, axis: int) -> bool:
+    """Whether elements along an axis are written side by side."""
     if root.kind == "buffer":
         return axis == len(root.domain) - 1
     fact = analysis.along(root.operation.operands[0], axis)
     return fact.step == 1 and fact.run == 0
 
 
-def _irregular(analysis: AffineAnalysis, root: Root, axis: int) -> int:
+def irregular_reads(analysis: AffineAnalysis, root: Root, axis: int) -> int:
     """Reads that are neither contiguous nor the same along an axis."""
     count = 0
     for load, axes in root.reads.loads:
