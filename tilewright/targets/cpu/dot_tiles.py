@@ -10,8 +10,9 @@ for each pair of strips of 16 columns:
     copy it to scratch in this form, zero beyond the depth; it stays in the level 1 cache
     for each pair of tiles of rows: 2 x 2 tiles of sums over the depth, 2 tiles of each operand read for each step
 
-Panels that come in this form (layout `groups`) are read where they lie, with the whole depth in one run; then rows
-are the outer loop and stay near, while strips pass by.
+Panels that come in this form (layout `groups`) are read where they lie, with the whole depth in one run.  Where the
+rows fit into the level 2 cache, the panel after the one that is multiplied is fetched meanwhile, as it may come from
+memory; otherwise rows are the outer loop and stay near, while strips pass by.
 
 Tiles 0 to 3 hold sums (2 * row tile + column tile), 4 and 5 the left operand, 6 and 7 the right.  The shape of
 every tile comes from a table that is loaded before; what is left of the rows has a table of its own.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.assemble import function_attributes
@@ -109,6 +111,8 @@ class _TileFunction:
         self.element = f"i{plan.left.bits}"
         self.width = target.microtile(plan.accumulator)[1]
         self.in_place = plan.layout == "groups"
+        left_bytes = plan.shape.rows * plan.shape.depth * plan.left.itemsize
+        self.fetches_panels = self.in_place and (plan.left_lines is not None or left_bytes <= target.l2_bytes // 4)
         # Bytes from row to row of the right operand's tiles, and from strip to strip.
         self.strip_row = 4 * self.width if self.in_place else _BYTES
         self.strip_apart = _BYTES if self.in_place else self.blocking.strip_bytes
@@ -139,13 +143,10 @@ class _TileFunction:
         if self.plan.shape.rows >= 2 * _STRIP:
             self._configure([_STRIP, _STRIP])
 
-        def strips_of(row: LLVMValue, heights: Sequence[int]) -> None:
-            def multiply(column: LLVMValue, count: int) -> None:
-                place, _ = self._right_rows(column, start)
-                run = _TileRun(column, place, count, left, left_stride, left_apart, steps, accumulate, None)
-                self._tiles(row, heights, run)
-
-            self._each_strip(multiply)
+        def block_in_place(row: LLVMValue, heights: Sequence[int], column: LLVMValue, count: int) -> None:
+            place, _ = self._right_rows(column, start)
+            run = _TileRun(column, place, count, left, left_stride, left_apart, steps, accumulate, None)
+            self._tiles(row, heights, run)
 
         def rows_of(column: LLVMValue, count: int) -> None:
             self._pack(column, start, length, count)
@@ -153,10 +154,15 @@ class _TileFunction:
             run = _TileRun(column, self.strips, count, left, left_stride, left_apart, steps, accumulate, ahead)
             self._each_rows(lambda row, heights: self._tiles(row, heights, run))
 
-        if self.in_place:  # rows of `left` stay in level 1, where there is nothing to copy
-            self._each_rows(strips_of)
-        else:
+        def rows_in_place(column: LLVMValue, count: int) -> None:
+            self._each_rows(lambda row, heights: block_in_place(row, heights, column, count))
+
+        if not self.in_place:
             self._each_strip(rows_of)
+        elif self.fetches_panels:
+            self._each_strip(rows_in_place)
+        else:
+            self._each_rows(lambda row, heights: self._each_strip(partial(block_in_place, row, heights)))
 
     def _each_strip(self, body: Callable[[LLVMValue, int], None]) -> None:
         """Call `body` with the first column of each pair of strips and their number."""
@@ -229,6 +235,8 @@ class _TileFunction:
                 if following is not None:
                     self._prefetch_sums(following, loop.index, count)
                     self._prefetch_right(run, row, loop.index)
+                elif self.fetches_panels:
+                    self._prefetch_panel(run, row, loop.index)
                 else:
                     self._prefetch_left(run, row, loop.index)
                 self._step(b.gep(first, b.multiply(loop.index, _BYTES), "i8"), stride, loop.index, heights, run)
@@ -237,8 +245,9 @@ class _TileFunction:
             with b.loop(b.integer(0), b.integer(self.plan.shape.depth // lines[0]), 1, hint="lines") as outer:
                 line, step = b.gep(first, b.multiply(outer.index, apart), "i8"), b.multiply(outer.index, along)
                 with b.loop(b.integer(0), b.integer(along), 1, hint="along") as loop:
-                    place = b.gep(line, b.multiply(loop.index, _BYTES), "i8")
-                    self._step(place, stride, b.add(step, loop.index), heights, run)
+                    place, number = b.gep(line, b.multiply(loop.index, _BYTES), "i8"), b.add(step, loop.index)
+                    self._prefetch_panel(run, row, number)
+                    self._step(place, stride, number, heights, run)
         for tile, place in sums:
             self._move("llvm.x86.tilestored64", tile, place, sums_stride)
 
@@ -320,6 +329,16 @@ class _TileFunction:
         place = b.gep(b.gep(run.left, b.multiply(below, stride), "i8"), b.multiply(step, _BYTES), "i8")
         for number in range(rows):
             self._prefetch(b.gep(place, b.multiply(stride, number), "i8"), level=2)
+
+    def _prefetch_panel(self, run: _TileRun, row: LLVMValue, step: LLVMValue) -> None:
+        """A share of the panel after the one at `run.strips`, into the level 2 cache; all rows together fetch it."""
+        b, groups = self.builder, -(-self.plan.shape.rows // (2 * _STRIP))
+        lines = -(-_STRIP * self.strip_row // _LINE_BYTES // groups)
+        turn = b.add(b.multiply(b.binary("lshr", row, b.integer(5)), run.steps), step)
+        panel = b.multiply(run.steps, _STRIP * self.strip_row)
+        first = b.gep(b.gep(run.strips, panel, "i8"), b.multiply(turn, lines * _LINE_BYTES), "i8")
+        for line in range(lines):
+            self._prefetch(b.gep(first, line * _LINE_BYTES, "i8"), level=2)
 
     def _prefetch(self, address: LLVMValue, level: int) -> None:
         arguments = [address, *(self.builder.integer(number, "i32") for number in (0, 4 - level, 1))]
