@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,7 @@ def bounded_less_zero_point(operation: Operation, build: RuleRewriter) -> SSAVal
 
 
 _MOST_NUMBERS = 1 << 16  # that a rule tries
-_SCALINGS: dict[str, Callable[[np.ndarray, np.float32], np.ndarray]] = {"multiply": np.multiply, "divide": np.divide}
+_SCALINGS: dict[str, Callable[[Any, Any], Any]] = {"multiply": np.multiply, "divide": np.divide}
 
 
 @on("round")

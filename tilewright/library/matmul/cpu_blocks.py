@@ -21,7 +21,6 @@ from tilewright.targets.machine import Machine
 
 LARGEST_DEPTH = 512
 LARGEST_TILED_DEPTH = 2048  # in tile registers: a product takes the depth in runs by itself, without clearing its sums
-SUMS_SHARE = 32
 MOST_ROW_TILES = 16  # register tiles
 
 
@@ -97,7 +96,7 @@ def _seconds(
     result = used * blocks.columns * 4 * (2 * steps + 1)
     if kernel.in_place:
         # B's block stays in level 2 for the programs of all rows, and sums beside it where they are few.
-        near = 4 * used * blocks.columns <= machine.l2_bytes / SUMS_SHARE
+        near = 4 * used * blocks.columns <= machine.l2_bytes / 32
         right /= row_blocks if right <= machine.l2_bytes / 2 else 1
     else:
         # Panels of B pass one after the other: half of them count (2048 x 2048 x 2048: 107.7 ms, with all 110.7).

@@ -107,7 +107,7 @@ def _product(group: Group, graph: Graph, target: Target, rows: Value | None, dep
     assert rows is not None
     pixels, whole = product(anchor.output.shape[:-1]), product(w.shape[1:])
     assert isinstance(whole, int)
-    taps = np.moveaxis(graph.constants[w], 1, -1).reshape(w.shape[0], whole)
+    taps = np.moveaxis(graph.constants[w], 1, -1).reshape(-1, whole)
     fits = pairs_fit(np.pad(taps, ((0, 0), (0, whole % 2))), 1)
     width = target.microtile(rows.dtype)[1]
     steps = target.panel_group(rows.dtype, lower_bound(pixels), depth, fits)
