@@ -34,8 +34,8 @@ def gather_windows(x, out, lines, height, width, out_height, out_width, CHANNELS
                 for tap_x in range(0, taps):
                     shift = (tap_y * DILATION_Y * width + tap_x * DILATION_X) * CHANNELS
                     place = (tap_y * taps + tap_x) * (across * CHANNELS)
-                    taken = tl.load(windows + (pixel * (STRIDE_X * CHANNELS) + shift) + run)
-                    tl.store(rows + (pixel * DEPTH + place) + run, taken)
+                    line_of_taps = tl.load(windows + (pixel * (STRIDE_X * CHANNELS) + shift) + run)
+                    tl.store(rows + (pixel * DEPTH + place) + run, line_of_taps)
 
 
 @tilewright.jit
