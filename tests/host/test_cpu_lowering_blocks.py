@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tilewright
 import tilewright.language as tl
-from tests.host.kernel_support import check
+from tests.host.kernel_support import check, lowered
 from tilewright.dtypes import BY_TEXT
 from tilewright.ir.core import Parameter
 from tilewright.runtime.memory import scratch_pool
@@ -437,3 +437,21 @@ def test_a_mask_that_a_loop_reads_again_is_whole(wide, rng):
     with scratch_pool.borrow(1 << 16) as buffer:  # which the kernel gets next
         ctypes.memset(buffer.address, 1, 1 << 16)
     check(function, [rng.normal(size=(3, 24, 32)).astype(np.float32), 3], (1,))
+
+
+@tilewright.jit
+def channels(x, factors, out, length, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    factor = tl.load(factors + i // length + 1, mask=i < n, other=0.0)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * factor, mask=i < n)
+
+
+@pytest.mark.parametrize("length", [1, 3, 16, 20, 64, 100, 1000])
+def test_factors_of_channels_whose_length_is_known_when_they_run(length):
+    """Lanes of one channel, of a few, and each of its own."""
+    n = 777
+    function = traced(
+        channels, {"x": "*f32", "factors": "*f32", "out": "*f32", "length": "i32", "n": "i32"}, {"BLOCK": 256}
+    )
+    assert "masked.gather" in lowered(function).text and "repeat.one" in lowered(function).text
+    check(function, [draw(n), draw(n // length + 2), np.zeros(n, np.float32), length, n], (-(-n // 256),))

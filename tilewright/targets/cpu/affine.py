@@ -113,6 +113,31 @@ class AffineAnalysis:
             self._nonnegative[value] = _nonnegative(self, value)
         return self._nonnegative[value]
 
+    def is_monotone(self, value: SSAValue, axis: int) -> bool:
+        """Whether a value never falls, or never rises, along an axis: then all between two equal elements are equal."""
+        operation, fact = value.definition, self.along(value, axis)
+        if fact.step is not None and fact.run == 0:
+            return True
+        if operation is None or not operation.operands:
+            return False
+        operands = operation.operands
+        if operation.opcode in ("add", "subtract", "offset", "multiply"):
+            pairs = (operands, operands[::-1])
+            return any(self._is_still(still, axis) and self.is_monotone(other, axis) for still, other in pairs)
+        if operation.opcode in ("divide", "shift_right"):
+            return self._is_still(operands[1], axis) and self.is_monotone(operands[0], axis)
+        if operation.opcode in ("cast", "hint", "broadcast"):
+            source = operands[0].type
+            kept = source.shape[axis] == value.type.shape[axis] and _is_index(source)
+            return kept and source.element.bits <= value.type.element.bits and self.is_monotone(operands[0], axis)
+        if operation.opcode == "expand_dims":
+            return self.is_monotone(operands[0], axis - (axis > integer(operation, "axis")))
+        return False
+
+    def _is_still(self, value: SSAValue, axis: int) -> bool:
+        fact = self.along(value, axis)
+        return fact.step == 0 and fact.run == 0
+
     # -- Blocks -----------------------------------------------------------------------------------
 
     def _compute(self, value: SSAValue) -> tuple[Along, ...]:

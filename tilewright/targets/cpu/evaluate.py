@@ -28,6 +28,7 @@ from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes, saturated_bytes
 from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
+from tilewright.targets.cpu.repeats import is_often_repeated, repeated_or_gathered
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.streams import fetch_ahead, is_streamed
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, literal, vector_type
@@ -677,6 +678,8 @@ class Evaluator:
         mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
     ) -> LLVMValue:  # fmt: skip
         self.note_access(operation, "gather", indices, mask)
+        if is_often_repeated(self, operation.operands[0], indices):
+            return repeated_or_gathered(self, operation, indices, mask, other)
         pointers = self.vector(operation.operands[0], indices, lanes)
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]
@@ -692,6 +695,14 @@ class Evaluator:
         return self.emit_at([pointers, *guards, *masks, other], emit)
 
     # -- Addresses --------------------------------------------------------------------------------
+
+    def at_lane(self, indices: Indices, lane: int) -> Indices:
+        """Scalar indices of one lane."""
+
+        def moved(index: LaneIndex) -> LaneIndex:
+            return LaneIndex(self.emit_at([index.base], lambda: self.builder.add(index.base, lane)))
+
+        return tuple(moved(index) if index.lanes > 1 and lane else index.first for index in indices)
 
     def address(self, pointer: SSAValue, indices: Indices) -> LLVMValue:
         """The pointer at scalar indices, its offsets computed in 64 bits."""
