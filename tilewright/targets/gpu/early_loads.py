@@ -6,7 +6,8 @@
             … u - p …
 
 Products wait at barriers, across which no assembler moves a load; and where a loop is a recurrence, nothing else is
-there to be done while a load is waited for.
+there to be done while a load is waited for.  Operands of products stay in place: they are copied ahead through shared
+memory, or would take registers for long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tilewright.ir.ops import is_speculatable
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.targets.gpu.memory_order import movable_loads
 
-_MOST_BYTES = 32768  # of the blocks that a loop loads earlier: they take registers meanwhile
+_MOST_BYTES = 16384  # of the blocks that a loop loads earlier: they take registers meanwhile
 _ORDERED = ("dot", "reduce", "scan", "gather")  # operations of addresses that would have to move before products
 
 
@@ -52,7 +53,7 @@ def _moved(function: Function, loop: Operation) -> list[Operation]:
     late = body.operations[_first_product(body) :]
     if not any(operation.opcode == "load" for operation in late):
         return []
-    movable = movable_loads(function, loop)
+    movable = movable_loads(function, loop) - _operands(body)
     inside = {result: operation for operation in late for result in operation.results}
     chosen: set[Operation] = set()
     left = _MOST_BYTES
@@ -65,6 +66,19 @@ def _moved(function: Function, loop: Operation) -> list[Operation]:
             chosen |= needed
             left -= size
     return [operation for operation in late if operation in chosen]
+
+
+def _operands(body: Region) -> set[Operation]:
+    """The loads whose blocks, with other axes perhaps, are operands of a body's products."""
+    found: set[Operation] = set()
+    for product in body.operations:
+        for operand in product.operands[:2] if product.opcode == "dot" else ():
+            operation = operand.definition
+            while operation is not None and operation.opcode in ("permute", "reshape"):
+                operation = operation.operands[0].definition
+            if operation is not None and operation.opcode == "load":
+                found.add(operation)
+    return found
 
 
 def _needed(load: Operation, inside: dict[SSAValue, Operation]) -> set[Operation] | None:

@@ -27,6 +27,7 @@ from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.gpu.transfer import conversion_plan, element_bits, is_padded
 
 _LEAST_BYTES = 4  # of one copy
+_LEAST_BYTES_SHARED = 8  # of a block that several read, which a load brings to registers once
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
 _STAGE_ALIGNMENT = 1024
 _REGISTERS_WITHOUT_SUMS = 56  # that a thread takes besides its accumulators, about
@@ -236,9 +237,10 @@ def _stream(
         return None
     # Whatever may be copied at once: a small tile among many threads leaves each of them one element.
     size, pointers = item_size(load), assignment.layouts[load.operands[0]]
-    if widest_access(pointers, access_facts(load, assignment.facts), size).width * size < _LEAST_BYTES:
-        return None
+    width = widest_access(pointers, access_facts(load, assignment.facts), size).width * size
     ways = [_way(body, user, users) for user in users.get(load.result, ())]
+    if width < (_LEAST_BYTES if len(ways) == 1 and ways[0] is not None else _LEAST_BYTES_SHARED):
+        return None
     conversions = [way for way in ways if way is not None and _reads_shared_memory(assignment, way[-1])]
     if len(conversions) < len(ways) and not _reaches_product(body, load.result, users):
         return None
