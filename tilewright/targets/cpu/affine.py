@@ -128,8 +128,8 @@ class AffineAnalysis:
             return self._is_still(operands[1], axis) and self.is_monotone(operands[0], axis)
         if operation.opcode in ("cast", "hint", "broadcast"):
             source = operands[0].type
-            kept = source.shape[axis] == value.type.shape[axis] and _is_index(source)
-            return kept and source.element.bits <= value.type.element.bits and self.is_monotone(operands[0], axis)
+            same_axis = source.shape[axis] == value.type.shape[axis] and _is_index(source)
+            return same_axis and source.element.bits <= value.type.element.bits and self.is_monotone(operands[0], axis)
         if operation.opcode == "expand_dims":
             return self.is_monotone(operands[0], axis - (axis > integer(operation, "axis")))
         return False
