@@ -124,8 +124,8 @@ def _stub(target: Any, key: str, lowered: Any, function: Function) -> Binary:
         return Binary("cpu", key, f"kernel_{key}", b"", types, lowered.scratch_bytes)
     return GpuBinary(
         "cuda", key, f"kernel_{key}", b"", types, 0, features=(target.architecture,), warps=lowered.warps,
-        shared_bytes=lowered.shared_bytes, resources=Resources(0, 0, 0, 0, 0, 0), cluster=lowered.cluster,
-        tensor_maps=lowered.tensor_maps,
+        warp_threads=target.warp_threads, shared_bytes=lowered.shared_bytes, resources=Resources(0, 0, 0, 0, 0, 0),
+        cluster=lowered.cluster, tensor_maps=lowered.tensor_maps,
     )  # fmt: skip
 
 

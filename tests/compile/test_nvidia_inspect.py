@@ -23,6 +23,7 @@ def scale(architecture: str) -> GpuBinary:
         scratch_bytes=0,
         features=(architecture,),
         warps=4,
+        warp_threads=32,
         shared_bytes=2048,
         resources=assembly.resources,
     )

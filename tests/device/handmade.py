@@ -132,7 +132,7 @@ def program(text: str, symbol: str, parameters: tuple[str, ...], gpu: Device, **
     """A kernel of four warps, assembled for a GPU."""
     target = NvidiaTarget.for_capability(gpu.capability)
     image = assemble(text, symbol, target, AssemblyOptions()).cubin
-    known = {"architecture": target.architecture, "warps": 4, "shared_bytes": 0, "name": symbol}
+    known = {"architecture": target.architecture, "threads": 128, "shared_bytes": 0, "name": symbol}
     return Program(image=image, symbol=symbol, parameters=parameters, **{**known, **facts})
 
 

@@ -225,8 +225,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
             explicit[symbol] = function
             types = tuple(str(argument.type) for argument in function.region.arguments)
             return GpuBinary(
-                "cuda", symbol, symbol, b"", types, 0, features=(target.architecture,), warps=4, shared_bytes=0,
-                resources=_NONE,
+                "cuda", symbol, symbol, b"", types, 0, features=(target.architecture,), warps=4,
+                warp_threads=target.warp_threads, shared_bytes=0, resources=_NONE,
             )  # fmt: skip
         binary = _for_this_cpu(function)
         scratch[binary.symbol] = binary.scratch_bytes
@@ -234,7 +234,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
             records[binary.symbol] = np.zeros(WORDS, np.int64)
         return GpuBinary(
             "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, features=(target.architecture,),
-            warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=_NONE,
+            warps=int(options.get("num_warps", 4)), warp_threads=target.warp_threads, shared_bytes=0, resources=_NONE,
         )  # fmt: skip
 
     def launcher(program: Program, device: Device) -> Callable[..., None]:

@@ -50,7 +50,7 @@ class Driver:
 
 
 def program(parameters: tuple[str, ...], **changes: Any) -> Program:
-    facts = {"image": b"", "symbol": "f", "architecture": "sm_90a", "warps": 4, "shared_bytes": 1024}
+    facts = {"image": b"", "symbol": "f", "architecture": "sm_90a", "threads": 128, "shared_bytes": 1024}
     return Program(**{**facts, "parameters": parameters, **changes})
 
 

@@ -41,8 +41,9 @@ from tilewright.measure.choosing import Measured
 from tilewright.measure.record import FILE_NAME, TimingCache
 from tilewright.runtime.cuda import timing
 from tilewright.runtime.cuda.device import Device, current_device
-from tilewright.runtime.cuda.extern import extern_key, extern_start
+from tilewright.runtime.cuda.extern import extern_start
 from tilewright.runtime.cuda.timing import shortened
+from tilewright.runtime.extern import extern_key
 from tilewright.settings import settings
 from tilewright.targets.registry import get_target
 

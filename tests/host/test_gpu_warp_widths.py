@@ -16,7 +16,7 @@ from tilewright.ir.core import Parameter
 from tilewright.library.candidate import KernelCall
 from tilewright.library.matmul.simt_tiles import SimtTile
 from tilewright.targets.llvm.optimize import MachineOptions, generate_assembly
-from tilewright.targets.machine import nvidia_machine
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 WIDTHS = (16, 32, 64)
 
@@ -176,5 +176,5 @@ def test_kernels_of_the_library_have_as_many_threads_whatever_the_width() -> Non
     assert replace(call, threads=32).options_for(StandIn(64))["num_warps"] == 1
     assert replace(call, threads=0).options_for(StandIn(64)) == {"num_stages": 2}
     tile = SimtTile(64, 64, 32, 128)
-    narrow, wide = (replace(nvidia_machine(90, 132, 227 << 10, 50 << 20), warp_threads=width) for width in (32, 64))
+    narrow, wide = (replace(NvidiaTarget.named("sm_90a").machine(), warp_threads=width) for width in (32, 64))
     assert narrow.warps(tile.threads) == 4 and wide.warps(tile.threads) == 2 and tile.sums == 32

@@ -142,7 +142,7 @@ def test_malformed_types(text: str):
         ("shared_store", ["shared<64x64xf16,128,remote>", "<64x64xf16>"], {}, "can only be loaded"),
         ("shared_slice", ["shared<64x64xf16,128>", "i32"], {"axis": 1, "extent": 32}, "no multiple of 64"),
         ("shared_alloc", [], {"shape": (64, 24), "dtype": "f16", "swizzle": 64}, "no multiple of the swizzle"),
-        ("named_sync", ["i32"], {"threads": 100}, "multiple of 32"),
+        ("named_sync", ["i32"], {"threads": 1100}, "a CTA has 1 to 1024"),
     ],
 )  # fmt: skip
 def test_broken_rules(opcode: str, types: list[str], attributes: dict[str, object], reason: str):

@@ -13,7 +13,6 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.choice import (
-    FLIGHT_BYTES,
     candidate_configs,
     close_configs,
     dependent,
@@ -96,11 +95,12 @@ def test_what_cannot_be_finished_is_left_out():
 def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
     """By a thread of their own, and at first as many bytes at once as the memory's rate takes, two stages at least."""
     for config, _ in close_configs(MatmulProblem(rows, 28672, 4096), H200):
-        early = dependent(config).check()
+        early = dependent(config, H200).check()
         assert early.DEPENDENT and early.STAGES == config.STAGES
         if config.single and config.CONSUMERS == 1:
             flight = early.FLIGHT * early.right_stage_bytes
-            assert flight >= FLIGHT_BYTES and (early.FLIGHT == 2 or flight < FLIGHT_BYTES + early.right_stage_bytes)
+            least = H200.early_flight
+            assert flight >= least and (early.FLIGHT == 2 or flight < least + early.right_stage_bytes)
         else:
             assert not early.FLIGHT
 

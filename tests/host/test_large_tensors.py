@@ -105,8 +105,8 @@ def check(graph, tmp_path) -> int:
         functions[key] = function
         types = tuple(str(argument.type) for argument in function.region.arguments)
         taken = Resources(0, 0, 0, 0, 0, 0)
-        return GpuBinary("cuda", key, key, b"", types, 0, features=("sm_90a",), warps=4, shared_bytes=0,
-                         resources=taken, cluster=(1, 1, 1), tensor_maps=())  # fmt: skip
+        return GpuBinary("cuda", key, key, b"", types, 0, features=("sm_90a",), warps=4, warp_threads=32,
+                         shared_bytes=0, resources=taken, cluster=(1, 1, 1), tensor_maps=())  # fmt: skip
 
     def place(operand) -> BufferReference:
         value = operand.value if isinstance(operand, PackedConstant) else operand

@@ -15,8 +15,9 @@ from tests.host.cuda_stand_in import Driver
 from tilewright.errors import LaunchError
 from tilewright.runtime.cuda import cublaslt, cudnn, extern
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.extern import extern_key, extern_start
+from tilewright.runtime.cuda.extern import extern_start
 from tilewright.runtime.cuda.staging import Workspaces
+from tilewright.runtime.extern import extern_key
 
 GPU = Device(0, "stand-in", (9, 0), 132, 50 << 20, 1 << 37, 227 << 10, True)
 PRODUCT = extern_key("cublaslt.product", ["f16"] * 3, {"bias": False, "relu": False})

@@ -25,7 +25,7 @@ from tilewright.ops import arrays, attentions, products
 from tilewright.runtime.cuda.device import Device
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.machine import CARDS, card_of
+from tilewright.targets.nvidia.machine import CARDS, card_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 from tilewright.targets.registry import graph_passes
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import tilewright
@@ -10,13 +13,16 @@ import tilewright.language.explicit as tx
 from tests.host import asynchrony_support as kernels
 from tests.host.hopper_support import traced_attention, traced_matmul
 from tests.host.test_asynchrony import traced
-from tilewright.errors import CompilationError
+from tilewright.errors import CompilationError, ExecutionError, LaunchError
+from tilewright.ir.interpreter import run
 from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.matmul.hopper.config import MatmulConfig
-from tilewright.passes.hazards import check_hazards
+from tilewright.passes.hazards import CtaLimits, check_hazards
 from tilewright.passes.pipeline import simplify
 
 # mypy: ignore-errors
+
+HOPPER = CtaLimits(warp_threads=32, registers=65536, shared_bytes=232448)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,7 @@ from tilewright.passes.pipeline import simplify
 )  # fmt: skip
 def test_mistakes_of_a_ring(bug: str, line: str, reason: str):
     with pytest.raises(CompilationError) as caught:
-        check_hazards(simplify(traced(kernels.product, bug)))
+        check_hazards(simplify(traced(kernels.product, bug)), HOPPER)
     text = str(caught.value)
     assert reason in text and f"| {line}\n" in text and "help: " in text
     assert caught.value.location.file == kernels.product.file
@@ -40,8 +46,8 @@ def test_mistakes_of_a_ring(bug: str, line: str, reason: str):
 
 @pytest.mark.parametrize("kernel", [kernels.product, kernels.turns, kernels.exchange, kernels.in_flight])
 def test_correct_kernels_pass(kernel):
-    check_hazards(simplify(traced(kernel, "")))
-    check_hazards(traced(kernel, ""))
+    check_hazards(simplify(traced(kernel, "")), HOPPER)
+    check_hazards(traced(kernel, ""), HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +57,14 @@ def test_correct_kernels_pass(kernel):
     ids=str,
 )  # fmt: skip
 def test_products_pass(config: MatmulConfig):
-    check_hazards(simplify(traced_matmul(config)))
+    check_hazards(simplify(traced_matmul(config)), HOPPER)
 
 
 @pytest.mark.parametrize(
     "config", [AttentionConfig(), AttentionConfig(CAUSAL=True), AttentionConfig(D=256, FLAT=False, CONSUMERS=2)]
 )
 def test_attention_passes(config: AttentionConfig):
-    check_hazards(simplify(traced_attention(config)))
+    check_hazards(simplify(traced_attention(config)), HOPPER)
 
 
 @tilewright.jit
@@ -193,4 +199,33 @@ def wrong(x, CASE: tl.constexpr):
 def test_mistakes_of_structure_and_budgets(case: str, reason: str):
     function = wrong.trace({"x": "*f32"}, {"CASE": case})
     with pytest.raises(CompilationError, match=reason):
-        check_hazards(function)
+        check_hazards(function, HOPPER)
+
+
+@tilewright.jit
+def meets(x, THREADS: tl.constexpr):
+    tx.warp_roles(tx.role(sync, (THREADS,), copies=2))
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_a_warp_has_the_threads_of_the_target(width: int) -> None:
+    """Two copies of a role of four warps are 256 threads, or 512."""
+    limits, x = replace(HOPPER, warp_threads=width), np.zeros(1, np.float32)
+    function, other = (meets.trace({"x": "*f32"}, {"THREADS": threads}) for threads in (8 * width, 4 * width))
+    check_hazards(function, limits)
+    run(function, [x], warp_threads=width)
+    with pytest.raises(CompilationError, match=f"waits for {4 * width} threads, 'sync' has {8 * width}"):
+        check_hazards(other, limits)
+    odd = meets.trace({"x": "*f32"}, {"THREADS": 7 * width + width // 2})
+    with pytest.raises(CompilationError, match=f"{width} for each warp"):
+        check_hazards(odd, limits)
+    with pytest.raises(ExecutionError, match="no whole warps"):
+        run(odd, [x], warp_threads=width)
+
+
+def test_a_cta_has_so_many_threads_at_most() -> None:
+    function = meets.trace({"x": "*f32"}, {"THREADS": 1024})
+    with pytest.raises(CompilationError, match="2048 threads, a CTA has at most 1024"):
+        check_hazards(function, replace(HOPPER, warp_threads=256))
+    with pytest.raises(LaunchError, match="2048 threads"):
+        run(function, [np.zeros(1, np.float32)], warp_threads=256)

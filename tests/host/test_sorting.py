@@ -159,7 +159,7 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def by_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long rows are sorted by a radix sort, however short they are."""
-    monkeypatch.setattr(simt, "MERGE_TIME", 1.0)
+    monkeypatch.setattr(simt, "MERGE_CLOCKS", 1e9)
 
 
 @pytest.mark.slow(but_every=3)

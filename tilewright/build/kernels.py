@@ -25,7 +25,7 @@ from tilewright.library.candidate import (
     TiledOperand,
 )
 from tilewright.passes.grid_axes import PLAIN, Axes
-from tilewright.runtime.cuda.extern import extern_key
+from tilewright.runtime.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, TableReference, TiledReference
 from tilewright.symbolic import Expression, Size, lift, product, simplify, upper_bound
 from tilewright.targets.base import Binary, Target

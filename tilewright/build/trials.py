@@ -24,12 +24,13 @@ from tilewright.measure import timers
 from tilewright.measure.choosing import Measured, attempt
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
-from tilewright.runtime.cuda.extern import extern_start, is_extern
+from tilewright.runtime.cuda.extern import extern_start
 from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.launches import Binder, Launch
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.staging import DeviceBuffer
 from tilewright.runtime.cuda.tables import DeviceTables
+from tilewright.runtime.extern import is_extern
 from tilewright.runtime.plan import BufferReference
 from tilewright.symbolic import evaluate, product
 from tilewright.targets.base import Target

@@ -13,7 +13,7 @@ from tilewright.engine.file import Package
 from tilewright.engine.gpu_entries import member, program_from_json
 from tilewright.errors import DeviceError, MissingDependencyError
 from tilewright.runtime.cuda import device as devices
-from tilewright.runtime.cuda.extern import extern_name, is_extern
+from tilewright.runtime.extern import extern_name, is_extern
 from tilewright.runtime.gpu_program import runs_on
 from tilewright.runtime.plan import Plan
 

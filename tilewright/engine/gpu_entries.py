@@ -12,6 +12,7 @@ from tilewright import dtypes
 from tilewright.runtime.gpu_program import Program, TensorMapUse
 
 _NOT_KEPT = ("image", "name")
+_EARLIER_WARP = 32  # threads of a warp, where a launch says how many warps a CTA has: engines for NVIDIA's GPUs did
 
 
 def member(key: str) -> str:
@@ -35,7 +36,11 @@ def program_from_json(data: Mapping[str, Any], image: bytes, name: str) -> Progr
         for use in data["tensor_maps"]
     )
     x, y, z = data["cluster"]
-    fields = {**data, "tensor_maps": uses, "cluster": (x, y, z), "parameters": tuple(data["parameters"])}
+    threads = data["threads"] if "threads" in data else _EARLIER_WARP * data["warps"]
+    fields = {
+        **{name: value for name, value in data.items() if name != "warps"},
+        "threads": threads, "tensor_maps": uses, "cluster": (x, y, z), "parameters": tuple(data["parameters"]),
+    }  # fmt: skip
     return Program(image=image, name=name, **fields)
 
 

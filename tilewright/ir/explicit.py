@@ -25,6 +25,8 @@ from tilewright.ir.table import ALLOCATE, READ, SYNCHRONIZE, AttributeInfo, OpIn
 from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapType, TensorType, scalar
 
 SWIZZLES = (0, 32, 64, 128)
+GREATEST_CTA_THREADS = 1024  # of a CTA
+INTERPRETED_WARP_THREADS = 32  # of the GPUs that explicit kernels are for; the interpreter has no target
 GREATEST_BARRIER = 15  # hardware barriers of a CTA are 0 to 15
 GREATEST_RANK = 5  # of a tensor that is moved by tiles
 EVICTIONS = ("", "evict_first", "evict_last")
@@ -191,9 +193,9 @@ def barrier_wait(operands: Types, attributes: Attributes, regions: Regions) -> l
 def named(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     _number(operands[0], int32, "the barrier's number")
     threads = attributes["threads"]
-    advice = "32 for each warp of each copy that comes"
+    advice = "the threads of each warp of each copy that comes"
     require(
-        0 < threads <= 1024 and threads % 32 == 0, lambda: f"{threads} threads are no multiple of 32 up to 1024", advice
+        0 < threads <= GREATEST_CTA_THREADS, lambda: f"{threads} threads, a CTA has 1 to {GREATEST_CTA_THREADS}", advice
     )
     return []
 
@@ -372,10 +374,6 @@ def warp_roles(operands: Types, attributes: Attributes, regions: Regions) -> lis
         advice = "warps=4, or no register budget"
         require(registers == 0 or warps % 4 == 0, "a role with a register budget has whole warpgroups", advice)
     require(all(flag in (0, 1) for flag in attributes["elected"]), "'elected' holds 0 and 1")
-    threads = 32 * sum(warps * copies for warps, copies in zip(attributes["warps"], attributes["copies"], strict=True))
-    require(
-        threads <= 1024, lambda: f"the roles have {threads} threads, a CTA has at most 1024", "fewer copies or warps"
-    )
     for region in regions:
         arguments = [value.type for value in region.arguments]
         require(arguments == [scalar(int32)], "a role takes the number of its copy, an i32")

@@ -27,7 +27,7 @@ from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, SSAValue
 from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error, waiting_error
-from tilewright.ir.explicit import is_explicit
+from tilewright.ir.explicit import INTERPRETED_WARP_THREADS, is_explicit
 from tilewright.ir.memory import Address, ArrayPointer, LaunchMemory
 from tilewright.ir.ops import OPS, constant_value
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
@@ -46,6 +46,7 @@ def run(
     check: bool = False,
     order: int = 0,
     names: Sequence[str] | None = None,
+    warp_threads: int = INTERPRETED_WARP_THREADS,
 ) -> None:
     """Run all instances of a kernel over `grid` (up to three extents).
 
@@ -53,7 +54,8 @@ def run(
     element, the span of the array may be reached), `ArrayPointer(array, element offset)`, `Address` or None; for
     the rest, numbers.
     With `check` the run also stops at what `ir.checks` finds.  Explicit kernels (`ir.explicit`) run in an order drawn
-    from `order`, and take arrays for tensor maps.  Errors call the arguments by `names`, or as the parameters are.
+    from `order`, take arrays for tensor maps, and have warps of `warp_threads`.  Errors call the arguments by `names`,
+    or as the parameters are.
     Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
     """
     memory = LaunchMemory()
@@ -70,7 +72,9 @@ def run(
     extents = full_extents(grid)
     if any(is_explicit(operation.opcode) for operation in function.walk()):
         make = partial(_Instance, memory, extents=extents, checks=checks)
-        run_explicit(function, initial, extents, lambda index, values: make(index=index, values=values), order)
+        run_explicit(
+            function, initial, extents, lambda index, values: make(index=index, values=values), order, warp_threads
+        )
         return
     for index in instances(extents):
         instance = _Instance(memory, index, extents, dict(initial), checks)

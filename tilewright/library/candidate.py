@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tilewright.graph.core import Value
 from tilewright.library.cost import Cost
-from tilewright.runtime.cuda.extern import function_name
+from tilewright.runtime.extern import function_name
 from tilewright.symbolic import Size, product
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ Operand = Union[Value, PackedConstant, TiledOperand, TensorPart, Table, Size, fl
 
 @dataclass(frozen=True)
 class ExternKernel:
-    """A function of another library in place of a kernel (`runtime.cuda.extern`): its operands are `TiledOperand`s in
+    """A function of another library in place of a kernel (`runtime.extern`): its operands are `TiledOperand`s in
     order, its constants JSON values."""
 
     function: str

@@ -16,7 +16,6 @@ from typing import Any
 import tilewright
 from tilewright.language.function import SourceFunction
 
-_ISSUED = 128  # instructions of a multiprocessor and clock
 # Instructions for an element.  ptxas 13.5 writes, for sm_90a, 1 to 2.3 for an operand by column, 3.7 to 5.9 for one by
 # element, and 6 for gelu, of which one takes as long as eight.
 _OF_ACTIVATION, _OF_LINE, _OF_ELEMENT, _OF_EXACT_ACTIVATION = 9, 2, 5, 50
@@ -46,15 +45,15 @@ class EpilogueCost:
     blocks: bool = False
 
     @property
-    def work(self) -> float:
-        """Clocks of a multiprocessor for an element."""
+    def instructions(self) -> int:
+        """Instructions for an element."""
         lines = self.column_loads + self.row_loads
-        return (_OF_ACTIVATION * self.activations + _OF_LINE * lines + _OF_ELEMENT * self.element_loads) / _ISSUED
+        return _OF_ACTIVATION * self.activations + _OF_LINE * lines + _OF_ELEMENT * self.element_loads
 
     @property
-    def exact_work(self) -> float:
+    def exact_instructions(self) -> int:
         """The same where activations are exact, as plain kernels have them."""
-        return _OF_EXACT_ACTIVATION * self.activations / _ISSUED
+        return _OF_EXACT_ACTIVATION * self.activations
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,12 @@ from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from tilewright.errors import LaunchError
+from tilewright.targets.registry import get_target
 
-SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
+_SM = get_target("cuda:sm_90a").machine()  # all of the architecture have these
+SHARED_BYTES = _SM.shared_bytes - 1024  # of a CTA, less what alignment may take
+RESERVED_BYTES = _SM.shared_bytes_reserved  # of shared memory, that the GPU takes for each CTA
+REGISTERS, THREADS = _SM.registers, _SM.threads  # of an SM
 ATOM = 128  # bytes: a row of the widest swizzle
 Config = TypeVar("Config")
 

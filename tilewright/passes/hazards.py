@@ -24,12 +24,10 @@ from typing import Any
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.diagnostics import render, user_place
-from tilewright.ir.explicit import is_explicit, slice_unit, tile_bytes
+from tilewright.ir.explicit import GREATEST_CTA_THREADS, is_explicit, slice_unit, tile_bytes
 from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import BarrierType, SharedType
 
-REGISTERS = 65536  # of a multiprocessor
-CTA_SHARED_BYTES = 232448  # that a CTA may have
 GREATEST_NUMBER = 7  # of a numbered barrier; the others are the compiler's
 _ONE_THREAD = frozenset(
     "shared_alloc shared_index shared_slice shared_transpose barrier_index barrier_arrive barrier_expect barrier_wait "
@@ -38,6 +36,16 @@ _ONE_THREAD = frozenset(
 )
 _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))
 _TOGETHER = frozenset("wgmma wgmma_wait group_sync named_sync named_arrive barrier_arrive".split()) | _CLUSTER
+
+
+@dataclass(frozen=True)
+class CtaLimits:
+    """What a CTA may have on a target: registers of all its threads, bytes of shared memory, and threads."""
+
+    warp_threads: int  # of a warp
+    registers: int
+    shared_bytes: int
+    threads: int = GREATEST_CTA_THREADS
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +65,18 @@ class RoleThreads:
         return 1 if self.elected else self.warps
 
 
-def check_hazards(function: Function, warps: int = 4) -> None:
+def check_hazards(function: Function, limits: CtaLimits, warps: int = 4) -> None:
     """Raise `CompilationError`, at the user's line, for an explicit kernel that cannot work.
 
-    `warps` are those of a CTA: of all roles together, or of a kernel without roles.
+    `limits` are the target's, `warps` are those of a CTA: of all roles together, or of a kernel without roles.
     """
     if any(is_explicit(operation.opcode) for operation in function.walk()):
-        _HazardCheck(function, warps).run()
+        _HazardCheck(function, limits, warps).run()
 
 
 class _HazardCheck:
-    def __init__(self, function: Function, warps: int) -> None:
-        self.function = function
+    def __init__(self, function: Function, limits: CtaLimits, warps: int) -> None:
+        self.function, self.limits = function, limits
         self.roles = list(_roles(function, warps))
         self.sites = [(role, operation) for role in self.roles for operation in _walk(role)]
 
@@ -202,25 +210,39 @@ class _HazardCheck:
                 memory[base] = max(memory.get(base, 0), tile_bytes(kind))
                 last = operation
         total = sum(memory.values())
-        if last is not None and total > CTA_SHARED_BYTES:
+        if last is not None and total > self.limits.shared_bytes:
             raise self.fail(
-                last, f"the kernel needs {total} bytes of shared memory, a CTA may have {CTA_SHARED_BYTES}",
+                last, f"the kernel needs {total} bytes of shared memory, a CTA may have {self.limits.shared_bytes}",
                 "fewer stages, smaller tiles, or tx.shared(…, over=…) for tiles that are not used at the same time",
             )  # fmt: skip
 
     def registers(self, operation: Operation) -> None:
         attributes: Any = operation.attributes
-        threads = 32 * sum(role.warps * role.copies for role in self.roles[1:])
-        share = REGISTERS // threads // 8 * 8
+        threads, most = self.threads, self.limits.registers
+        if threads > self.limits.threads:
+            raise self.fail(
+                operation, f"the roles have {threads} threads, a CTA has at most {self.limits.threads}",
+                "fewer copies or warps",
+            )  # fmt: skip
+        share = most // threads // 8 * 8
         wanted = [number or min(share, 255) for number in attributes["registers"]]
-        total = sum(32 * role.warps * role.copies * n for role, n in zip(self.roles[1:], wanted, strict=True))
-        if any(attributes["registers"]) and total > REGISTERS:
+        total = sum(self.threads_of(role) * n for role, n in zip(self.roles[1:], wanted, strict=True))
+        if any(attributes["registers"]) and total > most:
             budgets = ", ".join(f"{role.name} {n}" for role, n in zip(self.roles[1:], wanted, strict=True))
             raise self.fail(
                 operation,
-                f"the roles want {total} registers, a multiprocessor has {REGISTERS} ({budgets} a thread)",
-                f"{threads} threads have {REGISTERS // threads} each on average: lower a budget",
+                f"the roles want {total} registers, a multiprocessor has {most} ({budgets} a thread)",
+                f"{threads} threads have {most // threads} each on average: lower a budget",
             )
+
+    def threads_of(self, role: RoleThreads) -> int:
+        """Threads of all copies of a role."""
+        return self.limits.warp_threads * role.warps * role.copies
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return sum(map(self.threads_of, self.roles[1:])) or self.threads_of(self.roles[0])
 
     # Barriers
 
@@ -321,15 +343,15 @@ class _HazardCheck:
 
     def numbered(self) -> None:
         uses: dict[int, list[tuple[RoleThreads, Operation]]] = {}
-        threads_of_all = 32 * (sum(role.warps * role.copies for role in self.roles[1:]) or self.roles[0].warps)
+        threads_of_all, warp = self.threads, self.limits.warp_threads
         for role, operation in self.sites:
             if operation.opcode not in ("named_sync", "named_arrive"):
                 continue
             threads, number = operation.attributes["threads"], constant_of(operation.operands[0])
             assert isinstance(threads, int)
-            if threads > threads_of_all:
+            if threads > threads_of_all or threads % warp:
                 raise self.fail(operation, f"a barrier of {threads} threads in a CTA of {threads_of_all}",
-                                "count the threads that come: 32 for each warp")  # fmt: skip
+                                f"count the threads that come: {warp} for each warp")  # fmt: skip
             if isinstance(number, int):
                 if not 1 <= number <= GREATEST_NUMBER:
                     raise self.fail(operation, f"barrier number {number} is not yours",
@@ -348,12 +370,12 @@ class _HazardCheck:
         roles = {role for role, _ in sites}
         if len(roles) == 1 and not any(self.depends_on_copy(role, operation) for role, operation in sites):
             (role,) = roles
-            coming = 32 * role.warps * role.copies
+            coming = self.threads_of(role)
             if threads != {str(coming)}:
                 raise self.fail(
                     sites[0][1],
                     f"unmatched barrier: number {number} waits for {threads.pop()} threads, '{role.name}' has {coming}",
-                    "count 32 threads for each warp of each copy",
+                    f"count {self.limits.warp_threads} threads for each warp of each copy",
                 )
 
     # Release of stages

@@ -47,18 +47,13 @@ class Program:
     symbol: str
     parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "tensormap<128x64xbf16>", …
     architecture: str  # "sm_90a"
-    warps: int
+    threads: int  # of a CTA
     shared_bytes: int  # dynamic, of one CTA
     cluster: tuple[int, int, int] = (1, 1, 1)
     tensor_maps: tuple[TensorMapUse, ...] = ()
     dependent_launch: bool = False
     cooperative: bool = False
     name: str = "kernel"  # for errors
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return 32 * self.warps
 
 
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:

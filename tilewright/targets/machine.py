@@ -4,10 +4,7 @@ machine = target.machine()                  # of a CPU or a GPU
 machine.processors, machine.memory          # SMs or threads; bytes per second of all of them
 machine.launches.kernel                     # seconds of a launch, however short
 
-The target gives the number of SMs, caches and shared memory: those that the driver reports for this machine's GPU, else
-those of the usual card of the architecture.  Memory and peak rates come from the data sheet of the card, which the
-driver's name selects.  Other rates were fitted on an H200 and are used for all GPUs: ranking needs only ratios.
-docs/guide/tuning.md#the-machine-model lists the source of each figure.
+The figures of GPUs are in `targets/nvidia/machine.py`; docs/guide/tuning.md#the-machine-model lists the source of each.
 """
 
 from __future__ import annotations
@@ -61,8 +58,13 @@ class Machine:
     l1_bytes: int = 0  # of a CPU's core
     # Of GPUs alone:
     warp_threads: int = 1  # that run one instruction together
-    registers: int = 0  # of 32 bits
+    threads: int = 1  # resident ones of a processor at most
+    schedulers: int = 1  # of a processor, each of which starts an instruction of a warp
+    issue: float = 1.0  # instructions that a scheduler of many warps starts a clock
+    registers: int = 0  # of 32 bits, of an SM
     shared_bytes: int = 0  # the most that a CTA may have
+    shared_bytes_of_sm: int = 0  # that all its CTAs have together, with `shared_bytes_reserved` for each
+    shared_bytes_reserved: int = 0
     float32_clock: float = 0.0  # hertz while tensor cores rest
     wgmma_clock: float = 0.0  # hertz while wgmma multiplies
     mma: float = 0.0  # operations a clock of `tl.dot` on 16-bit operands, by mma.sync
@@ -70,7 +72,9 @@ class Machine:
     l2_tiles: float = 0.0  # bytes a clock that tensor copies of matrices get from the L2 cache
     l2_windows: float = 0.0  # the same of boxes of images, which overlap those of neighbours
     l2_together: float = 0.0  # bytes a second of the L2 cache, all SMs together
+    l2_left: float = 0.0  # bytes of a kernel's results that are still in the L2 cache when the next one reads them
     in_flight: float = 0.0  # bytes that an SM must have asked for, to draw all of its share of the memory's rate
+    early_flight: int = 0  # that it asks for before the kernels ahead have ended, so that theirs do not come last
     resident_clusters: tuple[tuple[int, int], ...] = ()  # (CTAs of a cluster, such clusters at once, a CTA an SM)
 
     @property
@@ -90,6 +94,11 @@ class Machine:
         if tf32 and dtype.bits == 32:
             return self.mma / 2
         return self.float32 / (1 if dtype.bits <= 32 else 2)
+
+    @property
+    def lanes(self) -> int:
+        """Threads for which a processor starts an instruction each clock."""
+        return self.schedulers * self.warp_threads
 
     def warps(self, threads: int) -> int:
         """The warps that so many threads are, one at least."""
@@ -119,86 +128,3 @@ def cpu_machine(vector_bits: int, l1_bytes: int, l2_bytes: int, threads: int) ->
         float32=float32, l2=2.0 * lanes, memory=_CPU_MEMORY, l1_bytes=l1_bytes, l2_bytes=l2_bytes,
         launches=_CPU_LAUNCHES, peak=Peak(_CPU_MEMORY, 0.0, _CPU_CLOCK * float32 * threads),
     )  # fmt: skip
-
-
-# -- NVIDIA -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU by the driver's name: what its data sheet says, and operations a clock of an SM's tensor cores.
-
-    `mma` and `wgmma` are dense 16-bit products with sums in float32, as the data sheet has them by SM and clock; but
-    the `mma` of Hopper, whose tensor cores only wgmma can fill, is an estimate of mma.sync, which a B200 has as well.
-    """
-
-    sm: int
-    name: str
-    peak: Peak
-    mma: float
-    wgmma: float = 0.0
-
-
-# The first of an architecture is the usual one: it stands for targets named by the architecture, and for other names.
-CARDS = (
-    Card(80, "NVIDIA A100-SXM4-80GB", Peak(2.039e12, 312e12, 19.5e12), 2048),
-    Card(80, "NVIDIA A100-SXM4-40GB", Peak(1.555e12, 312e12, 19.5e12), 2048),
-    Card(86, "NVIDIA A10", Peak(0.6e12, 125e12, 31.2e12), 1024),
-    Card(89, "NVIDIA L4", Peak(0.3e12, 121e12, 30.3e12), 1024),
-    Card(89, "NVIDIA L40S", Peak(0.864e12, 362e12, 91.6e12), 1024),
-    Card(89, "NVIDIA GeForce RTX 4090", Peak(1.008e12, 165e12, 82.6e12), 512),
-    Card(90, "NVIDIA H200", Peak(4.8e12, 989e12, 67e12), 2400, 4096),
-    Card(90, "NVIDIA H100 80GB HBM3", Peak(3.35e12, 989e12, 67e12), 2400, 4096),
-    Card(90, "NVIDIA H100 PCIe", Peak(2.0e12, 756e12, 51e12), 2400, 4096),  # 114 SMs
-    Card(90, "NVIDIA H20", Peak(4.0e12, 148e12, 44e12), 1024, 1024),  # 78 SMs, with a quarter of the tensor cores
-    Card(100, "NVIDIA B200", Peak(8.0e12, 2250e12, 75e12), 2400),
-    Card(120, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", Peak(1.792e12, 503.8e12, 126e12), 1024),
-    Card(120, "NVIDIA GeForce RTX 5090", Peak(1.792e12, 209.5e12, 104.8e12), 512),
-)
-_MEASURED_SMS = 132  # of the H200 that measurements are of
-# Clusters of so many CTAs, each with an SM to itself, that were resident on it at once. GPCs have several numbers of
-# SMs, of which clusters leave some over; GPUs with fewer SMs are taken to leave as large a part over.
-_MEASURED_CLUSTERS = ((2, 66), (4, 30), (8, 15))
-_FLOAT32 = {80: 128.0}  # operations a clock of an SM by architecture, 256 for all others
-_L2_TOGETHER = 6e12  # bytes a second
-_GPU_LAUNCHES = Launches(
-    kernel=2.5e-6, overlapped=1.4e-6, program=5e-8, crossing=1.5e-6, hopper_product=1.5e-6, hopper_convolution=1.0e-6
-)
-
-
-@lru_cache(maxsize=64)
-def nvidia_machine(sm: int, multiprocessors: int, shared_bytes: int, l2_bytes: int, card: str = "") -> Machine:
-    """A GPU by its architecture, its number of SMs, its shared memory and L2 cache, and the driver's name of it."""
-    found = card_of(sm, card)
-    return Machine(
-        name=f"{found.name.removeprefix('NVIDIA ')}, data sheet",
-        processors=multiprocessors,
-        clock=1.5e9,
-        float32=_FLOAT32.get(sm, 256.0),
-        l2=50.0,
-        memory=found.peak.memory * 11 / 12,  # 4.4e12 of an H200's 4.8e12 were reached
-        l2_bytes=l2_bytes,
-        launches=_GPU_LAUNCHES,
-        peak=found.peak,
-        warp_threads=32,
-        registers=65536,
-        shared_bytes=shared_bytes,
-        float32_clock=1.75e9,
-        wgmma_clock=1.6e9,
-        mma=found.mma,
-        wgmma=found.wgmma,
-        l2_tiles=58.0,
-        l2_windows=60.0,
-        l2_together=_L2_TOGETHER * multiprocessors / _MEASURED_SMS,
-        in_flight=90e3,
-        resident_clusters=tuple(
-            (size, count * multiprocessors // _MEASURED_SMS) for size, count in _MEASURED_CLUSTERS if sm >= 90
-        ),
-    )
-
-
-def card_of(sm: int, name: str = "") -> Card:
-    """The card of this name; of the usual one of its architecture, or of the nearest before it, where none is known."""
-    named = [card for card in CARDS if card.name == name and card.sm == sm]
-    nearest = max((card.sm for card in CARDS if card.sm <= sm), default=CARDS[0].sm)
-    return (named or [card for card in CARDS if card.sm == nearest])[0]

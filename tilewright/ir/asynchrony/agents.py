@@ -60,6 +60,11 @@ class Agent:
     finished: bool = False
     slow: bool = False  # runs only when no other can
 
+    @property
+    def warps(self) -> int:
+        """Its warps."""
+        return int(self.threads // self.machine.warp_threads)
+
     # Knowledge
 
     def keep(self, bits: int) -> None:

@@ -17,6 +17,7 @@ from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Mbarrier, NamedBarrier
 from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.diagnostics import user_place
+from tilewright.ir.explicit import GREATEST_CTA_THREADS, INTERPRETED_WARP_THREADS
 from tilewright.ir.types import SharedType
 
 _STAY = "let CTAs stay until their peers are done with them: tx.cluster_arrive(); tx.cluster_wait() at the end"
@@ -61,10 +62,11 @@ def run_explicit(
     extents: tuple[int, int, int],
     instance: Callable[..., Any],
     order: int = 0,
+    warp_threads: int = INTERPRETED_WARP_THREADS,
 ) -> None:
     """Run an explicit kernel over a grid, cluster by cluster; `instance` makes the interpreter of one CTA's agent.
 
-    `order` is the seed of the order in which roles run and copies and products complete.
+    `order` is the seed of the order in which roles run and copies and products complete; a warp has `warp_threads`.
     Raises `ExecutionError` for what is not synchronised, and `LaunchError` for a grid that is not made of clusters.
     """
     shape = function.attributes.get("cluster", (1, 1, 1))
@@ -79,9 +81,8 @@ def run_explicit(
     for number in range(prod(counts)):
         place = (number % counts[0], number // counts[0] % counts[1], number // counts[0] // counts[1])
         first = tuple(position * size for position, size in zip(place, cluster, strict=True))
-        _AsynchronousMachine(function, values, extents, instance, random.Random(f"{order}.{number}")).run(
-            first, cluster
-        )
+        draw = random.Random(f"{order}.{number}")
+        _AsynchronousMachine(function, values, extents, instance, draw, warp_threads).run(first, cluster)
 
 
 class _AsynchronousMachine:
@@ -96,7 +97,9 @@ class _AsynchronousMachine:
         extents: tuple[int, int, int],
         instance: Callable[..., Any],
         draw: random.Random,
+        warp_threads: int,
     ) -> None:
+        self.warp_threads = warp_threads
         self.function, self.values, self.extents, self.instance, self.draw = function, values, extents, instance, draw
         self.ctas: list[Cta] = []
         self.agents: dict[Agent, Any] = {}  # that have not ended, with the coroutine of each
@@ -114,7 +117,7 @@ class _AsynchronousMachine:
 
     def run(self, first: Sequence[int], cluster: Sequence[int]) -> None:
         """Run the CTAs of the cluster that begins at `first`."""
-        threads = cta_threads(self.function)
+        threads = cta_threads(self.function, self.warp_threads)
         for rank in range(prod(cluster)):
             offset = (rank % cluster[0], rank // cluster[0] % cluster[1], rank // cluster[0] // cluster[1])
             x, y, z = (start + move for start, move in zip(first, offset, strict=True))
@@ -149,7 +152,7 @@ class _AsynchronousMachine:
                     name,
                     self,
                     parent.cta,
-                    32 * attributes["warps"][number],
+                    self.warp_threads * attributes["warps"][number],
                     self.instance(parent.cta.index, dict(parent.instance.values)),
                     elected=bool(attributes["elected"][number]),
                     known=parent.known.with_more(0),
@@ -333,15 +336,27 @@ def cause(ctas: Sequence[Cta]) -> str:
     return "every role waits for another"
 
 
-def cta_threads(function: Function) -> int:
-    """Threads of a CTA: those of its roles, or of the warps that the launch asks for."""
+def cta_threads(function: Function, warp_threads: int) -> int:
+    """Threads of a CTA: those of its roles, or of the warps that the launch asks for.
+
+    Raises `LaunchError` for more than a CTA may have.
+    """
+    threads = warp_threads * _warps(function)
+    if threads > GREATEST_CTA_THREADS:
+        raise LaunchError(
+            f"a CTA of '{function.name}' has {threads} threads, it may have {GREATEST_CTA_THREADS}: fewer warps"
+        )
+    return threads
+
+
+def _warps(function: Function) -> int:
     for operation in function.walk():
         if operation.opcode == "warp_roles":
             attributes: Any = operation.attributes
-            return 32 * sum(w * c for w, c in zip(attributes["warps"], attributes["copies"], strict=True))
+            return sum(w * c for w, c in zip(attributes["warps"], attributes["copies"], strict=True))
     warps = function.attributes.get("num_warps", 4)
     assert isinstance(warps, int)
-    return 32 * warps
+    return warps
 
 
 def role_name(region: Any, number: int) -> str:

@@ -179,7 +179,7 @@ def barrier_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
         agent.keep(bit)
         _visit(agent, operation, barrier.cta, bit)
     try:
-        barrier.arrive(1 if agent.elected else agent.threads // 32, agent.of_all)
+        barrier.arrive(1 if agent.elected else agent.warps, agent.of_all)
     except ExecutionError as error:
         raise wrong_count(agent, error) from None
     return []
@@ -253,6 +253,9 @@ def _named(agent: Agent, operation: Operation, number: int) -> NamedBarrier:
     barrier: NamedBarrier = agent.cta.named.setdefault(number, NamedBarrier(f"barrier number {number}"))
     threads = operation.attributes["threads"]
     assert isinstance(threads, int)
+    if threads % agent.machine.warp_threads:
+        advice = f"count {agent.machine.warp_threads} threads for each warp"
+        raise ExecutionError(f"{barrier.name} is for {threads} threads, which are no whole warps", advice)
     barrier.arrive(agent, agent.threads, threads, agent.of_all)
     return barrier
 
@@ -387,7 +390,7 @@ def wgmma(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     _many_threads(agent)
     a, b = operands[:2]
     if agent.threads % 128:
-        raise ExecutionError(f"wgmma takes whole warpgroups, the role has {agent.threads // 32} warps", "warps=4")
+        raise ExecutionError(f"wgmma takes whole warpgroups, the role has {agent.warps} warps", "warps=4")
     bits = 0
     for tile in (a, b):
         if isinstance(tile, SharedTile):

@@ -33,7 +33,7 @@ class ConvolutionProblem:
     right: Any = None  # the element type of weights, where it is not that of the image
     residual: bool = False  # the epilogue reads a tensor like the result
     read: int = 0  # bytes of the image; 0: as many as the result has pixels
-    work: float = 0.0  # clocks of a processor for what follows the product, an element
+    work: int = 0  # instructions for what follows the product, an element
     overlapped: bool = False  # pixels of the image, as copies see it, begin 32 bytes apart and reach over each other
 
     @property

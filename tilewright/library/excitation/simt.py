@@ -25,7 +25,7 @@ from tilewright.targets.base import Target
 _ROWS = 256  # of an image that its CTA adds up by itself
 _EXCITATION_THREADS = 512
 _ELEMENTS = 1 << 14  # of a block: 32 a thread
-_STEP_SECONDS = 0.8e-6  # seconds from the loads of a block to its sums
+_EXCITATION_CLOCKS = 1200.0  # from the loads of a block to its sums
 _MOST_EXCITED_CHANNELS = 2048
 
 
@@ -72,7 +72,7 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
     bind_extra(extra, operands, types)
     call = KernelCall(excite, operands, types, constants, (images, 1, 1), threads=_EXCITATION_THREADS)
     steps = -(-expected(rows) // block_r) + -(-hidden // block_h)
-    seconds += steps * _STEP_SECONDS * -(-expected(images) // machine.processors)
+    seconds += steps * _EXCITATION_CLOCKS / machine.clock * -(-expected(images) // machine.processors)
     cost = Cost(total_bytes(group.inputs, group.outputs), 2 * product(group.inputs[0].shape), seconds)
     reasons = {"pieces": pieces, "block": f"{block_r} rows, {block_h} of {hidden} hidden"}
     return [Candidate("excitation", (*stages, Stage((call,))), cost, temporaries, reasons)]

@@ -135,7 +135,8 @@ def _plain(problem: GraphProduct, slots: Slots, group: Group, target: Target) ->
 def _epilogue_seconds(problem: GraphProduct, slots: Slots, target: Target) -> float:
     """The seconds of what follows a product."""
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
-    return elements * slots.cost.exact_work / (target.machine().processors * target.machine().clock)
+    machine = target.machine()
+    return elements * slots.cost.exact_instructions / (machine.processors * machine.lanes * machine.clock)
 
 
 def _tiled(

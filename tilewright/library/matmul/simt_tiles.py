@@ -17,9 +17,7 @@ from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
-_SCHEDULERS = 4  # of an SM
-_ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
-_ISSUE_ALONE = 0.85  # of one warp
+_ISSUE_ALONE = 0.85  # instructions of a scheduler and clock, of one warp
 _STEP_CLOCKS = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
 _VECTOR_CLOCKS = 4.0  # of a multiprocessor, for a vector of 16 bytes to each lane of a warp from shared memory
 _STEP_ISSUES = 110.0  # instructions for a block of the depth, without arithmetic and loads
@@ -115,7 +113,7 @@ def _single_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: M
     issued = _LOADED * sum(extent for one, extent in copied if one) * tile.depth / tile.threads
     if not issued:
         return 0.0
-    together = ctas * tile.threads / machine.warp_threads * issued / _SCHEDULERS / _ISSUE
+    together = ctas * tile.threads / machine.warp_threads * issued / machine.schedulers / machine.issue
     return ceil(product.depth / tile.depth) * max(_WAIT + issued, together)
 
 
@@ -146,7 +144,8 @@ def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: 
     def together(count: int) -> float:
         if not count:
             return 0.0
-        scheduled = ceil(count * warps / _SCHEDULERS) * issued / _ISSUE  # the scheduler with the most warps
+        busiest = ceil(count * warps / machine.schedulers)  # warps of a scheduler
+        scheduled = busiest * issued / machine.issue
         loaded = count * warps * loads * _VECTOR_CLOCKS
         return steps * (max(alone, scheduled, loaded, count * read) + count * read / 50) + _START
 

@@ -20,9 +20,9 @@ _LEAST_ELEMENTS = 512
 _THREAD_BYTES = 64  # of the elements of a thread
 _SECTOR = 16  # bytes of a tile's row, at least
 _BEFORE = 512  # totals of parts that a CTA reads, the most
-_BLOCK_SECONDS = 1e-6  # from a block's first load to its last store
-_TOTALS_SECONDS = 0.7e-6  # from its first load to its total
-_ELEMENT_CLOCKS = 24 / 128  # of an SM for an element: instructions by lanes
+_BLOCK_CLOCKS = 1500.0  # from a block's first load to its last store
+_TOTALS_CLOCKS = 1050.0  # from its first load to its total
+_ELEMENT = 24  # instructions for an element
 _BETTER = 0.85  # of the usual tiles' time, from which on others are chosen
 
 
@@ -116,8 +116,8 @@ def _running_seconds(tiles: Tiles, machine: Machine) -> float:
     blocks = -(-expected(tiles.share) // tiles.along)
     together = -(-expected(tiles.grid[0]) // machine.processors)
     elements = blocks * tiles.across * tiles.along + (tiles.across * tiles.parts if tiles.parts > 1 else 0)
-    work = together * elements * _ELEMENT_CLOCKS / machine.clock
-    seconds = machine.launches.kernel + blocks * _BLOCK_SECONDS + work
+    work = together * elements * _ELEMENT / (machine.lanes * machine.clock)
+    seconds = machine.launches.kernel + blocks * _BLOCK_CLOCKS / machine.clock + work
     if tiles.parts > 1:
-        seconds += machine.launches.overlapped + blocks * _TOTALS_SECONDS + work / 2
+        seconds += machine.launches.overlapped + blocks * _TOTALS_CLOCKS / machine.clock + work / 2
     return seconds

@@ -27,8 +27,7 @@ CHUNKS = 128  # of a tile whose digits are counted
 MOVE_REGISTERS = 64  # of a thread that moves elements: an SM has room for 1024 of these
 COUNTS = 1024  # that a program adds up at once
 MOST_BITS = 5  # of a digit: of 6 bits it takes twice as long as of 4
-# What an SM takes for an element, in seconds: measured on an H200.
-DIGIT_TIME, NETWORK_TIME, MERGE_TIME = 1.7e-9, 4.6e-9, 2.4e-9
+DIGIT_CLOCKS, NETWORK_CLOCKS, MERGE_CLOCKS = 2.55, 6.9, 3.6  # of an SM for an element: measured on an H200
 LOG2_SELECTED = 9  # log2 of how many first elements of long rows are found without sorting all
 
 
@@ -48,8 +47,8 @@ def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         return [candidate("network", ([_rows(sorting, longest)], []))]
     digits = digits_of(sorting.source.dtype)
     return [
-        candidate("radix sort", _by_digits(sorting, digits, target.machine().processors), len(digits) * DIGIT_TIME),
-        candidate("network", _merged(sorting, longest), NETWORK_TIME + (longest - STAGES) * MERGE_TIME),
+        candidate("radix sort", _by_digits(sorting, digits, target.machine().processors), len(digits) * DIGIT_CLOCKS),
+        candidate("network", _merged(sorting, longest), NETWORK_CLOCKS + (longest - STAGES) * MERGE_CLOCKS),
     ]
 
 
@@ -57,12 +56,12 @@ def _candidate(
     sorting: Sorting, group: Group, target: Target, name: str, form: tuple[list[KernelCall], list[Value]],
     each: float = 0.0,
 ) -> Candidate:  # fmt: skip
-    """Launches and what lies between them; `each`: the time of an SM for an element."""
+    """Launches and what lies between them; `each`: clocks of an SM for an element."""
     (stages, temporaries), machine = form, target.machine()
     traffic = 2 * sum(expected(tensor_bytes(value)) for value in temporaries)
     moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + traffic)
     padded = lift(ceil_divide(sorting.columns, 1 << STAGES)) * (1 << STAGES) * sorting.rows
-    work = each * expected(simplify(padded)) / machine.processors
+    work = each * expected(simplify(padded)) / (machine.processors * machine.clock)
     seconds = len(stages) * machine.launches.kernel + max(work, expected(moved) / machine.memory)
     reasons = {"kernels": ", ".join(dict.fromkeys(call.kernel.__name__ for call in stages)), "launches": len(stages)}
     launches = tuple(Stage((call,)) for call in stages)

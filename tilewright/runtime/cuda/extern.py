@@ -11,38 +11,17 @@ besides, from a pool of PyTorch's or as workspaces, lives as long as the step.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright.dtypes import BY_TEXT
 from tilewright.errors import LaunchError, MissingDependencyError, TilewrightError
 from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.extern import extern_name, parts
 
 Operand = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, extents, strides in elements
-_PREFIX = "extern "
 _TYPES = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}  # memory of a size, to be seen as another type
 _CACHED_TENSORS = 4096  # tensors of a step that are kept by address and shape
-
-
-def extern_key(function: str, dtypes: Sequence[str], options: Mapping[str, Any]) -> str:
-    """What a plan has in place of a kernel's key: the function, the types of its tensors (IR texts), and numbers."""
-    return f"{_PREFIX}{function} {json.dumps({'dtypes': list(dtypes), 'options': dict(options)}, sort_keys=True)}"
-
-
-def is_extern(key: str) -> bool:
-    """Whether a plan's step is computed by another library."""
-    return key.startswith(_PREFIX)
-
-
-def extern_name(key: str) -> str:
-    """The function of a key, for people: ``torch.mm``, ``cublaslt.product``."""
-    return function_name(key.split(" ", 2)[1])
-
-
-def function_name(function: str) -> str:
-    """PyTorch's functions go by their names alone."""
-    return function if "." in function else f"torch.{function}"
 
 
 def extern_start(key: str, device: Device) -> Callable[..., None]:
@@ -50,16 +29,14 @@ def extern_start(key: str, device: Device) -> Callable[..., None]:
 
     Raises `MissingDependencyError` where the library cannot use the GPU, and `ValueError` for a key that is malformed.
     """
-    _, function, text = key.split(" ", 2)
-    facts = json.loads(text)
+    function, dtypes, options = parts(key)
     if function in _BINDINGS:
         module, name = _BINDINGS[function]
         step: Callable[..., Callable[..., None]] = getattr(importlib.import_module(module), name)
-        return _with_our_errors(key, step([str(dtype) for dtype in facts["dtypes"]], facts["options"], device))
+        return _with_our_errors(key, step(dtypes, options, device))
     if function not in _FUNCTIONS:
         raise ValueError(f"unknown library function {function!r}")
-    dtypes = [str(name) for name in facts["dtypes"]]
-    return _with_our_errors(key, _ExternStep(function, dtypes, facts["options"], _torch(key), device))
+    return _with_our_errors(key, _ExternStep(function, dtypes, options, _torch(key), device))
 
 
 def unusable(library: str, needs: str, install: str, error: Exception) -> MissingDependencyError:

@@ -18,7 +18,7 @@ from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.branches import Branches
 from tilewright.runtime.cuda.device import Device, primary_context
 from tilewright.runtime.cuda.driver import api, check
-from tilewright.runtime.cuda.extern import extern_start, is_extern
+from tilewright.runtime.cuda.extern import extern_start
 from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
 from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.launches import Binder, Launch, chosen_launch, place_of
@@ -27,6 +27,7 @@ from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_hos
 from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
 from tilewright.runtime.cuda.timing import graph_times
+from tilewright.runtime.extern import is_extern
 from tilewright.runtime.gpu_program import Program
 from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices

@@ -14,18 +14,24 @@ class GpuBinary(Binary):
 
     `symbol` is a kernel entry, whose parameters are those of `parameters` in order, each of its own size and
     alignment: an address, a number, or the 128 bytes of a tensor map (64-byte aligned) that is made of the
-    argument as the entry of `tensor_maps` for this parameter says.  It is started with 32 * `warps` threads in a
-    CTA, clusters of `cluster` CTAs along x, y, z, and `shared_bytes` of dynamic shared memory; the grid counts
-    CTAs, and is a multiple of `cluster`.
+    argument as the entry of `tensor_maps` for this parameter says.  It is started with `threads` threads in a CTA,
+    clusters of `cluster` CTAs along x, y, z, and `shared_bytes` of dynamic shared memory; the grid counts CTAs, and
+    is a multiple of `cluster`.
     """
 
     warps: int
+    warp_threads: int  # of a warp
     shared_bytes: int
     resources: Resources
     cluster: tuple[int, int, int] = (1, 1, 1)
     tensor_maps: tuple[TensorMapUse, ...] = ()
     dependent_launch: bool = False
     cooperative: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.warps * self.warp_threads
 
     def program(self, name: str) -> Program:
         """The part that the runtime works with; `name` is the kernel's, for errors."""
@@ -35,7 +41,7 @@ class GpuBinary(Binary):
             symbol=self.symbol,
             parameters=self.parameters,
             architecture=self.features[0],
-            warps=self.warps,
+            threads=self.threads,
             shared_bytes=self.shared_bytes,
             cluster=self.cluster,
             tensor_maps=self.tensor_maps,

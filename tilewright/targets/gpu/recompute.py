@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir.core import Attribute, Function, Operation, SSAValue
-from tilewright.ir.ops import ELEMENTWISE
+from tilewright.ir.ops import ELEMENTWISE, OPS
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import analyze_axes
@@ -32,8 +32,7 @@ from tilewright.targets.gpu.target import SimtTarget
 
 _REGISTERS_WITHOUT_BLOCKS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
 _BUSY_CTAS = 4  # CTAs of a multiprocessor, of which some load while others compute
-_HEAVY = frozenset("exp exp2 log2 rsqrt".split())
-_HEAVY_COST, _GREATEST_COST = 6, 16  # of what is computed again, in instructions for each element
+_GREATEST_COST = 20  # of what is computed again for an element, as `ir.ops` counts: two exponentials and a bit
 _RENAMING = ("broadcast", "expand_dims", "splat")
 # What kernels of rows consist of.  Loops and products have needs of their own, which are not weighed here.
 _KNOWN = {*ELEMENTWISE, *_RENAMING} | frozenset(
@@ -44,7 +43,7 @@ _FEW_WORDS = 2  # registers of a thread that may be kept without a thought
 
 @dataclass(frozen=True)
 class _Chain:
-    """How a block is computed again: the blocks that it comes from, instructions for each element."""
+    """How a block is computed again: the blocks that it comes from, and what an element costs (`ir.ops`)."""
 
     roots: frozenset[SSAValue]
     cost: int
@@ -167,7 +166,7 @@ class _Blocks:
         if operation.opcode not in (*ELEMENTWISE, *_RENAMING):
             return None
         parts = [self.chain(operand) for operand in operation.operands]
-        cost = _HEAVY_COST if operation.opcode in _HEAVY else int(operation.opcode not in _RENAMING)
+        cost = 0 if operation.opcode in _RENAMING else OPS[operation.opcode].cost
         roots: set[SSAValue] = set()
         for part in parts:
             if part is None:

@@ -124,7 +124,7 @@ def assemble(text: str, symbol: str, target: NvidiaTarget, options: AssemblyOpti
     with _logged_when_slow(symbol, ptx):
         cubin, log = find_assembler().assemble(ptx, target.architecture, options)
         resources, remarks = parse_report(log, symbol)
-        roomier = _roomier(ptx, symbol, resources)
+        roomier = _roomier(ptx, symbol, resources, target)
         if roomier is not None:
             other, other_log = find_assembler().assemble(roomier, target.architecture, options)
             better, other_remarks = parse_report(other_log, symbol)
@@ -173,7 +173,7 @@ def _limit_registers(ptx: str, symbol: str, registers: int) -> str:
     return f"{ptx[:body]}.maxnreg {registers}\n{ptx[body:]}"
 
 
-def _roomier(ptx: str, symbol: str, resources: Resources) -> str | None:
+def _roomier(ptx: str, symbol: str, resources: Resources, target: NvidiaTarget) -> str | None:
     """The same with more registers for a thread, where some spill that need not; else None.
 
     That is where `.minnctapersm` asks for more than one CTA on a multiprocessor, an estimate (`recompute`), and where
@@ -186,7 +186,7 @@ def _roomier(ptx: str, symbol: str, resources: Resources) -> str | None:
     several = re.search(r"^\.minnctapersm (\d+)\n", ptx, re.MULTILINE)
     if several is not None:
         return ptx.replace(several[0], "", 1) if int(several[1]) > 1 else None
-    free = min(255, 65536 // int(threads[1]) // 8 * 8)
+    free = min(target.registers_per_thread, target.registers_per_multiprocessor // int(threads[1]) // 8 * 8)
     return _limit_registers(ptx, symbol, free) if resources.registers <= free // 2 else None
 
 

@@ -98,7 +98,7 @@ def explain_function(function: Function, target: NvidiaTarget, options: NvidiaOp
     """What a kernel takes of a CTA, and the remarks of its compilation by source line."""
     binary = compile_function(function, target, options)
     resources, (x, y, z) = binary.resources, binary.cluster
-    facts = [f"{32 * binary.warps} threads", f"{resources.registers} registers"]
+    facts = [f"{binary.threads} threads", f"{resources.registers} registers"]
     facts += [f"{binary.shared_bytes + resources.shared} bytes of shared memory"]
     facts += [f"clusters of {x} x {y} x {z}"] if (x, y, z) != (1, 1, 1) else []
     facts += ["starts before the kernel ahead of it ends"] if binary.dependent_launch else []
@@ -155,6 +155,7 @@ def _binary(
         texts=texts,
         seconds=metadata["seconds"],
         warps=metadata["warps"],
+        warp_threads=target.warp_threads,
         shared_bytes=metadata["shared_bytes"],
         resources=Resources(**metadata["resources"]),
         cluster=(x, y, z),

@@ -93,7 +93,7 @@ def describe(binary: GpuBinary) -> KernelInfo:
         note = f"instructions are not counted: {error}"
     return KernelInfo(
         architecture=binary.features[0],
-        threads=32 * binary.warps,
+        threads=binary.threads,
         resources=binary.resources,
         shared=binary.shared_bytes + binary.resources.shared,
         code_bytes=len(binary.image),

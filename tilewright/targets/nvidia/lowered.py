@@ -15,7 +15,7 @@ class LoweredKernel:
 
     Pointers are ``ptr addrspace(1)``, numbers are of their own type (booleans ``i1``), a tensor map is
     ``ptr byval([128 x i8]) align 64`` with the attribute ``"nvvm.grid_constant"`` and has one entry in `tensor_maps`.
-    A CTA has 32 * `warps` threads, which the text states too (``"nvvm.reqntid"``), and `shared_bytes` of dynamic
+    A CTA has `warps` warps, which the text states too (``"nvvm.reqntid"``), and `shared_bytes` of dynamic
     shared memory.  `cluster` counts CTAs along x, y, z.  With `dependent_launch` the kernel waits by itself for
     what the kernel before it in the stream wrote; `cooperative` asks for all CTAs to be resident at once.
     `assigned` is the kernel with its layouts and conversions, for people.

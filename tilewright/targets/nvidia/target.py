@@ -20,7 +20,8 @@ from tilewright.precision import TF32
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.gpu_program import LARGEST_GRID
 from tilewright.targets.kernels import GPU_KERNELS
-from tilewright.targets.machine import Machine, nvidia_machine
+from tilewright.targets.machine import Machine
+from tilewright.targets.nvidia.machine import nvidia_machine
 from tilewright.targets.nvidia.quantized_weights import unsupported
 
 WARP_THREADS = 32
@@ -261,7 +262,7 @@ class NvidiaTarget:
 
     def machine(self) -> Machine:
         """The rates that estimates count with."""
-        return nvidia_machine(self.sm, self.multiprocessors, self.shared_bytes, self.l2_bytes, self.card)
+        return nvidia_machine(self)
 
 
 _KIB, _MIB = 1 << 10, 1 << 20

@@ -149,11 +149,9 @@ def hopper_candidates(
     residual = _residual(group, slots, (x, w))
     slots = slots.rounded(columns)
     ranges, machine = image_ranges(x.shape[0]), target.machine()
+    epilogue = residual is not None, slots.cost.instructions
     ranked = [
-        _configs(
-            image, (x, w), columns // groups, groups, stored, (residual is not None, slots.cost.work), known, machine
-        )
-        for _, known in ranges
+        _configs(image, (x, w), columns // groups, groups, stored, epilogue, known, machine) for _, known in ranges
     ]
     dependent = isinstance(weights, PackedConstant)
     candidates = []
@@ -178,11 +176,11 @@ def hopper_candidates(
 
 def _configs(
     image: _Image, operands: tuple[Value, Value], columns: int, groups: int, stored: DType,
-    epilogue: tuple[bool, float], known: dict[str, int], machine: Machine,
+    epilogue: tuple[bool, int], known: dict[str, int], machine: Machine,
 ) -> list[tuple[ConvolutionConfig, float]]:  # fmt: skip
     """The likeliest configs with their estimates, where symbols have the values `known`, others those expected.
 
-    `epilogue`: whether it reads a tensor like the result, and its clocks for an element.
+    `epilogue`: whether it reads a tensor like the result, and its instructions for an element.
     """
 
     def at(size: Size) -> int:

@@ -17,8 +17,6 @@ from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.targets.machine import Machine
 
 _OVERLAP_BYTES = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin next to it
-_BYTES_OF_ONE_CTA = 116_736  # with more than these, two CTAs do not fit a processor
-_CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
 # Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,
 # of the barriers and reads with which a cluster adds up.
 _LATENCY = 1400.0
@@ -68,7 +66,7 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
         rows = config.units * config.pixels + config.BN
         loaded = max(loaded, _STAGE_CLOCKS + rows * (_RUN if problem.overlapped else _SHORT_ROW))
     elements = UNIT_PIXELS * config.units * config.stored_columns
-    epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work)
+    epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work / machine.lanes)
     if config.SPLIT > 1:
         epilogue += _JOIN * max(1, config.SPLIT // 4) + UNIT_PIXELS * config.units * config.BN / 24
     if problem.residual and not config.RESIDUAL_TILES:
@@ -88,14 +86,14 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     images = problem.read or problem.pixels * problem.channels * problem.groups * size
     weights = problem.columns * problem.groups * config.taps * config.CHANNELS * size
     moved = images + weights + results * (2 if problem.residual else 1)
-    rate = machine.l2_together if moved < _CACHED else machine.memory
+    rate = machine.l2_together if moved < machine.l2_left else machine.memory
     pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
     least, most = sorted(((_CONVOLUTION_FILL + max(alone, crowd)) / machine.wgmma_clock, moved / (rate * pulling)))
     # What is not the limit still gets in its way.
     return machine.launches.hopper_convolution + most + least / 8
 
 
-def candidate_configs(problem: ConvolutionProblem) -> list[ConvolutionConfig]:
+def candidate_configs(problem: ConvolutionProblem, machine: Machine) -> list[ConvolutionConfig]:
     """Configs that can be built for a problem, with as many stages as are of use."""
     line = problem.images == problem.height == 1 and problem.kernel == (1, 1)
     unit = (1, 1, UNIT_PIXELS) if line else unit_of(problem.images, problem.height, problem.width)
@@ -115,7 +113,7 @@ def candidate_configs(problem: ConvolutionProblem) -> list[ConvolutionConfig]:
             SUM=tl.float32 if problem.input.is_floating() else tl.int32, OUTPUT=problem.output,
         )  # fmt: skip
         for staged in _with_epilogues(config, problem):
-            configs += [built for built in _with_stages(staged) if is_possible(built)]
+            configs += [built for built in _with_stages(staged, machine) if is_possible(built)]
     return configs
 
 
@@ -133,7 +131,7 @@ def _with_epilogues(config: ConvolutionConfig, problem: ConvolutionProblem) -> l
     ]
 
 
-def _with_stages(config: ConvolutionConfig) -> list[ConvolutionConfig]:
+def _with_stages(config: ConvolutionConfig, machine: Machine) -> list[ConvolutionConfig]:
     """The config with stages for all shared memory, and for so much that two kernels find room; no more than are used.
 
     CTAs of a cluster get a processor each: they are given so much memory that two do not fit.
@@ -144,7 +142,7 @@ def _with_stages(config: ConvolutionConfig) -> list[ConvolutionConfig]:
         used = max(4, used + 1)  # stages of the next tile come during the epilogue
     else:
         fixed = config.shared_bytes - config.STAGES * (config.stage_bytes + 16)
-        used = max(used, (_BYTES_OF_ONE_CTA - fixed) // (config.stage_bytes + 16) + 1)
+        used = max(used, (machine.shared_bytes_of_sm // 2 - fixed) // (config.stage_bytes + 16) + 1)
         limits = (SHARED_BYTES,)
     found: list[ConvolutionConfig] = []
     for limit in limits:
@@ -161,7 +159,7 @@ def ranked_configs(problem: ConvolutionProblem, machine: Machine) -> tuple[tuple
 
     Of the configs whose CTAs share their depth, of which the estimate knows least, all but the first are listed last.
     """
-    estimates = [(config, seconds_of(config, problem, machine)) for config in candidate_configs(problem)]
+    estimates = [(config, seconds_of(config, problem, machine)) for config in candidate_configs(problem, machine)]
     ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES))
     late = [entry for entry in ranked if entry[0].SPLIT > 1][_FEW_SHARED:]
     return (*(entry for entry in ranked if entry not in late), *late)

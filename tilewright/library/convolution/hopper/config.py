@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
-from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
+from tilewright.library.hopper import ATOM, REGISTERS, SHARED_BYTES, checked, swizzle_of
 
 UNIT_PIXELS = 64  # at most: the rows of one warpgroup's product
 
@@ -157,8 +157,8 @@ class ConvolutionConfig(NamedTuple):
     @property
     def resident(self) -> int:
         """CTAs that one processor holds at once, by shared memory and a guess at registers."""
-        registers = 160 * min(255, self.BN // 2 + 72) if self.CONSUMERS == 1 else 65536
-        return max(1, min(3, SHARED_BYTES // self.shared_bytes, 65536 // registers))
+        registers = 160 * min(255, self.BN // 2 + 72) if self.CONSUMERS == 1 else REGISTERS
+        return max(1, min(3, SHARED_BYTES // self.shared_bytes, REGISTERS // registers))
 
     def check(self) -> ConvolutionConfig:
         """The config itself; raises `LaunchError` with the reason when it cannot be built."""

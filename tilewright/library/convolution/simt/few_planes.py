@@ -19,14 +19,12 @@ _MOST_NARROW = 2  # forms of one pixel a thread that become candidates
 _LARGEST_BLOCK = 512  # pixels of a program whose threads have four
 _CHANNEL_PARTS = (1, 2, 4, 8)
 _THREADS = (64, 128, 256)
-_ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
 # Clocks of one instruction after the other: 1000 taps of 32 sums took 200 us with a warp on each scheduler (H200,
 # 2026-11-29).
 _INSTRUCTION = 4.0
 _TAP = 3.0  # instructions for a pixel's place in a window, which may be outside of the image
 _START = 1500.0  # clocks from a CTA's start to its first sum, and from its last to its end
 _SUM_OF_PARTS = 800.0  # clocks for the sum of parts
-_WARPS = 16  # of a scheduler at once
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,10 @@ def seconds_of(form: FewForm, problem: FewProblem, machine: Machine) -> float:
     tap = pixels * (problem.rows + 1 + _TAP) + weights + (pixels if problem.itemsize < 4 else 0)
     instructions = ceil(problem.channels / form.parts) * problem.taps * tap
     ctas = ceil(problem.pixels / form.block) * problem.planes
-    warps = ceil(ctas / machine.processors) * max(1.0, form.threads / machine.warp_threads) / 4  # of a scheduler
-    rounds = max(1.0, warps / _WARPS)
-    clocks = instructions * max(_INSTRUCTION * rounds, warps / _ISSUE) + rounds * _START
+    together = ceil(ctas / machine.processors) * max(1.0, form.threads / machine.warp_threads)
+    warps = together / machine.schedulers  # of each
+    rounds = max(1.0, warps * machine.lanes / machine.threads)
+    clocks = instructions * max(_INSTRUCTION * rounds, warps / machine.issue) + rounds * _START
     return machine.launches.kernel + (clocks + (_SUM_OF_PARTS if form.parts > 1 else 0.0)) / machine.clock
 
 

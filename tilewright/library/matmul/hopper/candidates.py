@@ -174,7 +174,7 @@ def _call(found: _Product, config: MatmulConfig, condition: tuple[Size, int] | N
     """The launch of a config."""
     rows, columns, depth, slots = found.problem.rows, found.columns, found.depth, found.slots
     config = config._replace(**slots.epilogue.fields)
-    config = dependent(config) if found.ready else config
+    config = dependent(config, target.machine()) if found.ready else config
     stored = columns // 2 if slots.gate is not None else columns
     out = ((rows, stored), simplify(lift(rows) * stored))
     operands: dict[str, Operand] = {

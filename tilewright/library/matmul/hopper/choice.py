@@ -23,13 +23,12 @@ from tilewright.targets.machine import Machine
 
 ONE_WAVE_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
-FLIGHT_BYTES = 48 << 10  # of a processor, that are under way before the kernels in front have ended
 _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that share A, that share B, that split the depth
 # Clocks of the kernel's own waits.
 _PRODUCT_FILL = 1800.0  # from the first copy to the first product
 _TURN = 300.0  # until products of another warpgroup follow (assumed)
 _STAGE = 300.0  # at least, for the copies and barriers of one
-_NEXT = 1.2e-6  # seconds that a processor loads nothing, between two CTAs of one tile each (of 7 and 30 waves)
+_NEXT = 1920.0  # that an SM loads nothing, between two CTAs of one tile each (of 7 and 30 waves)
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 Ranked = tuple[MatmulConfig, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulConfig], MatmulConfig | None]
@@ -46,7 +45,9 @@ def unsupported(problem: MatmulProblem, target: Target) -> str:
 
 def _may_overlap_tiles(problem: MatmulProblem) -> bool:
     """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
-    return problem.rows > ONE_WAVE_ROWS and (problem.cost.work > 0 or problem.depth * problem.input.itemsize <= 16384)
+    if problem.rows <= ONE_WAVE_ROWS:
+        return False
+    return problem.cost.instructions > 0 or problem.depth * problem.input.itemsize <= 16384
 
 
 def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -> float:
@@ -70,10 +71,10 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
     loaded = (config.loaded_rows / config.SHARE_A + config.BN / config.SHARE_B) * depth * size / machine.l2_tiles
     if config.PING_PONG:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
-        epilogue = 700 + 2 * config.BM * config.BN * (1 / 20 + problem.cost.work)
+        epilogue = 700 + 2 * config.BM * config.BN * (1 / 20 + problem.cost.instructions / machine.lanes)
         clocks = _PRODUCT_FILL + waves * max(product + _TURN, loaded, (product + epilogue) / 2) + epilogue
     else:
-        epilogue = 700 + config.BM * config.BN * (1 / 20 + problem.cost.work)
+        epilogue = 700 + config.BM * config.BN * (1 / 20 + problem.cost.instructions / machine.lanes)
         epilogue += (config.SPLIT > 1) * (800 + config.BM * config.BN / 24)
         # Copies go on during an epilogue, products do not.
         clocks = _PRODUCT_FILL + waves * (max(product, loaded) + epilogue)
@@ -83,7 +84,8 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
     flight = min(1.0, config.STAGES * config.stage_bytes / machine.in_flight)
     # A second turn that is not full leaves processors without anything to load.
     balance = ctas / (waves * slots) if waves > 1 else 1.0
-    memory = moved / (machine.memory * pulling * flight * max(balance, 0.3)) + config.SINGLE * (waves - 1) * _NEXT
+    memory = moved / (machine.memory * pulling * flight * max(balance, 0.3))
+    memory += config.SINGLE * (waves - 1) * _NEXT / machine.wgmma_clock
     return machine.launches.hopper_product + max(clocks / machine.wgmma_clock, memory)
 
 
@@ -124,7 +126,7 @@ def completed(config: MatmulConfig, problem: MatmulProblem) -> MatmulConfig:
         return filled(config)
     # Of few rows a CTA has one tile, whose results are staged in the room of the stages.
     config = filled(config._replace(SINGLE=problem.rows <= ONE_WAVE_ROWS))
-    apart = problem.cost.work > 0 and config.CONSUMERS == 2 and config.STAGES >= 4 and not config.SINGLE
+    apart = problem.cost.instructions > 0 and config.CONSUMERS == 2 and config.STAGES >= 4 and not config.SINGLE
     return config._replace(LAG=2 if apart else 0)
 
 
@@ -136,7 +138,7 @@ def filled(config: MatmulConfig) -> MatmulConfig:
     return next((each for each in several if each.shared_bytes <= SHARED_BYTES), config)
 
 
-def dependent(config: MatmulConfig) -> MatmulConfig:
+def dependent(config: MatmulConfig, machine: Machine) -> MatmulConfig:
     """The config for constant weights, which are read before the kernels in front have ended.
 
     CTAs that have one tile each fill their stages then, all at once: so many bytes are under way that whatever small
@@ -145,7 +147,7 @@ def dependent(config: MatmulConfig) -> MatmulConfig:
     config = config._replace(DEPENDENT=True)
     if config.CONSUMERS > 1 or not config.single:
         return config
-    apart = config._replace(FLIGHT=max(2, -(-FLIGHT_BYTES // config.right_stage_bytes)))
+    apart = config._replace(FLIGHT=max(2, -(-machine.early_flight // config.right_stage_bytes)))
     return apart if apart.shared_bytes <= SHARED_BYTES else config
 
 

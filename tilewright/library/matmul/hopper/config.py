@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
-from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
+from tilewright.library.hopper import ATOM, REGISTERS, SHARED_BYTES, checked, swizzle_of
 
 
 class MatmulConfig(NamedTuple):
@@ -282,7 +282,7 @@ class MatmulConfig(NamedTuple):
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
         partial, ring = self.BM * self.BN * 4, max(self.left_bytes, self.right_bytes)
         whole_rows = self.BM % (64 * self.sharers) == 0
-        entry = min(255, 65536 // (128 * (self.CONSUMERS + 1)) // 8 * 8)
+        entry = min(255, REGISTERS // (128 * (self.CONSUMERS + 1)) // 8 * 8)
         most = 104 if self.CONSUMERS == 3 else 208
         normed = self.A_ROWS in (8, 16, 32) and self.sharers == 1 and self.INPUT.itemsize == 2 and not self.PROMOTE
         rules = [

@@ -19,7 +19,7 @@ from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.cost import Cost, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.hopper import SHARED_BYTES, is_possible
+from tilewright.library.hopper import REGISTERS, RESERVED_BYTES, SHARED_BYTES, THREADS, is_possible
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.problem import DequantizedProblem
@@ -164,7 +164,7 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
             MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
             EPILOGUE=problem.epilogue.function,
         )  # fmt: skip
-        room = SHARED_BYTES // together - 1024  # the GPU takes a part of each CTA's
+        room = SHARED_BYTES // together - RESERVED_BYTES
         most = (room - config.shared_bytes) // config.stage_bytes + config.STAGES
         config = config._replace(STAGES=max(min(16, -(-stages // split), most), config.least_stages))
         if split <= stages and config.shared_bytes <= room and is_possible(config) and _resident(config) >= together:
@@ -174,8 +174,8 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
 def _resident(config: DequantizedConfig) -> int:
     """CTAs of a multiprocessor."""
     registers = max(config.registers) or _REGISTERS[config.BATCH]
-    by_registers = 65536 // (registers * 128 * config.CONSUMERS + 32 * 128)
-    return max(1, min(by_registers, SHARED_BYTES // (config.shared_bytes + 1024), 2048 // config.threads))
+    by_registers = REGISTERS // (registers * 128 * config.CONSUMERS + 32 * 128)
+    return max(1, min(by_registers, SHARED_BYTES // (config.shared_bytes + RESERVED_BYTES), THREADS // config.threads))
 
 
 def seconds_of(config: DequantizedConfig, problem: DequantizedProblem, machine: Machine) -> float:

@@ -11,7 +11,7 @@ from tilewright.ir.core import Function
 from tilewright.ir.diagnostics import explicit_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.types import TensorMapType
-from tilewright.passes.hazards import check_hazards
+from tilewright.passes.hazards import CtaLimits, check_hazards
 from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.gpu.scratch import scratch_sizes
@@ -51,7 +51,8 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
         )
     # What cannot work is told at the user's line, before anything is made of it.
     warps = warps_of(function, options)
-    check_hazards(function, warps)
+    limits = CtaLimits(target.warp_threads, target.registers_per_multiprocessor, target.shared_bytes)
+    check_hazards(function, limits, warps)
     # Threads of a role are numbered anew: blocks from outside are computed again.
     function = localize(function)
     # Every block gets registers of its role's threads; products say where theirs are.

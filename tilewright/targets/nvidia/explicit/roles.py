@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from tilewright.ir.core import Operation
 from tilewright.targets.llvm.builder import LLVMBuilder
 from tilewright.targets.nvidia.explicit.ptx import call
-
-_REGISTERS = 65536  # of a multiprocessor
-_MOST_ROLE_REGISTERS = 255  # of a thread
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 
 @dataclass(frozen=True)
@@ -39,18 +37,19 @@ def table(operation: Operation) -> list[RoleCopies]:
     return found
 
 
-def registers_at_entry(warps: int) -> int:
-    """Registers of each thread of a CTA that has a multiprocessor alone."""
-    return min(_MOST_ROLE_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)
+def registers_at_entry(warps: int, target: NvidiaTarget) -> int:
+    """Registers of each thread of a CTA that has an SM alone."""
+    threads = target.warp_threads * warps
+    return min(target.registers_per_thread, target.registers_per_multiprocessor // threads // 8 * 8)
 
 
-def set_registers(builder: LLVMBuilder, role: RoleCopies, warps: int) -> None:
+def set_registers(builder: LLVMBuilder, role: RoleCopies, warps: int, target: NvidiaTarget) -> None:
     """Change the registers of each thread of a role in a CTA of `warps`; all warps of a warpgroup run it.
 
     Where every thread may have all that an instruction can name, there is nothing to hand over.
     """
-    entry = registers_at_entry(warps)
-    if not role.registers or role.registers == entry or entry == _MOST_ROLE_REGISTERS:
+    entry = registers_at_entry(warps, target)
+    if not role.registers or role.registers == entry or entry == target.registers_per_thread:
         return
     direction = "inc" if role.registers > entry else "dec"
     call(builder, f"setmaxnreg.{direction}.sync.aligned.u32", builder.integer(role.registers, "i32"))

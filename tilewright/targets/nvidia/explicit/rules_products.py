@@ -8,6 +8,7 @@ from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
+from tilewright.targets.nvidia.target import WARP_THREADS
 
 _WGMMA_ROWS = 64  # of one instruction
 _WORDS = 4  # registers of operand A in one instruction
@@ -22,7 +23,7 @@ def _start(lowering: ExplicitLowering, operation: Operation) -> None:
 
 
 def _accumulator_registers(lowering: ExplicitLowering, kind: PendingType) -> int:
-    return kind.shape[0] * kind.shape[1] // (32 * lowering.group.warps)
+    return kind.shape[0] * kind.shape[1] // (WARP_THREADS * lowering.group.warps)
 
 
 def _multiply(lowering: ExplicitLowering, operation: Operation) -> None:

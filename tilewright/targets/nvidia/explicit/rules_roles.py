@@ -150,7 +150,7 @@ def _role(
     An elected role's is run by the first thread, but for the cluster's barrier at its end, where all threads count.
     """
     builder = lowering.builder
-    roles.set_registers(builder, role, lowering.warps)
+    roles.set_registers(builder, role, lowering.warps, lowering.target)
     # Of a single copy too: with the constant 0 ptxas finds no use for the uniform number of the warp for the branch,
     # branches on the thread's instead, and keeps everything after that in vector registers.
     copy = _divided(lowering, builder.subtract(number, role.first // unit), role.warps // unit)
