@@ -13,7 +13,8 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from tilewright.build import plan_codegen
-from tilewright.engine.engine import Engine, plan_symbol
+from tilewright.engine.cpu_program import plan_symbol
+from tilewright.engine.engine import Engine
 from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights

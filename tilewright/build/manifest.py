@@ -15,7 +15,7 @@ import tilewright
 from tilewright.build import plan_codegen
 from tilewright.build.kernels import KernelEntry, KernelSet
 from tilewright.engine import gpu_entries
-from tilewright.engine.engine import plan_symbol
+from tilewright.engine.cpu_program import plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, VERSION_OF_PARTS
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights

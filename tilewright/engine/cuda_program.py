@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from tilewright.engine import gpu_entries
 from tilewright.engine.file import Package
 from tilewright.engine.gpu_entries import member, program_from_json
+from tilewright.engine.plan_json import plan_from_json
 from tilewright.errors import DeviceError, MissingDependencyError
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.extern import extern_name, is_extern
@@ -19,6 +21,11 @@ from tilewright.runtime.plan import Plan
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda.session import CudaSession
+
+
+def on_device() -> bool:
+    """Yes: programs run on a GPU, in its memory."""
+    return True
 
 
 def misfit(target: Mapping[str, Any]) -> str | None:
@@ -34,14 +41,19 @@ def misfit(target: Mapping[str, Any]) -> str | None:
     return f"it was built for cuda:{architecture}, and {device.name} has compute capability {major}.{minor}"
 
 
-def session(program: Mapping[str, Any], plan: Plan, package: Package) -> CudaSession:
+def symbol(program: Mapping[str, Any], weights: Mapping[str, int]) -> str:
+    """The digest of everything that a program's kernels are launched with."""
+    return gpu_entries.symbol(program["plan"], program["kernels"], weights)
+
+
+def session(program: Mapping[str, Any], signature: Plan, package: Package) -> CudaSession:
     """The program on the current GPU: code loaded, weights uploaded.
 
     Raises `DeviceError`, and `ValueError` and the like for a manifest that is malformed.
     """
     from tilewright.runtime.cuda.session import CudaSession
 
-    weights, kernels = package.weights, program["kernels"]
+    weights, kernels, plan = package.weights, program["kernels"], plan_from_json(program["plan"])
     used = {choice.kernel for step in plan.steps for choice in step.choices if not is_extern(choice.kernel)}
     programs = {
         key: program_from_json(kernels[key]["launch"], package.objects[member(key)], kernels[key]["name"])
@@ -51,7 +63,7 @@ def session(program: Mapping[str, Any], plan: Plan, package: Package) -> CudaSes
     return CudaSession(plan, programs, places, devices.current_device())
 
 
-def on_gpu_of(values: Iterable[Any]) -> AbstractContextManager[None]:
+def on_device_of(values: Iterable[Any]) -> AbstractContextManager[None]:
     """Make the GPU current on which the first of PyTorch's tensors among `values` is."""
     return devices.on_gpu_of(values)
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from tilewright.engine import gpu_entries
 from tilewright.engine.arguments import Arguments
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, as_path, read_package, write_package
-from tilewright.engine.gpu_programs import GPU_PROGRAMS, gpu_programs
 from tilewright.engine.plan_json import plan_from_json
+from tilewright.engine.programs import programs_of
 from tilewright.engine.signatures import PublicKey
 from tilewright.engine.trust import Trust
 from tilewright.errors import (
@@ -30,16 +29,14 @@ from tilewright.errors import (
     printable,
 )
 from tilewright.forks import cached_property
-from tilewright.host import host_cpu, missing_features
 from tilewright.once import once
 from tilewright.precision import IEEE, TF32, split_name
-from tilewright.runtime.faults import load_kernels
-from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.seeds import next_seed
-from tilewright.runtime.session import PlanSession, Session, check_threads
+from tilewright.runtime.session import PlanSession, check_threads
 from tilewright.runtime.shapes import check_mapping
 from tilewright.symbolic import evaluate, lift, simplify
+from tilewright.targets.families import FAMILIES
 
 if TYPE_CHECKING:
     from tilewright.engine.staged import StagedSession
@@ -100,12 +97,8 @@ class Engine:
         """Whether plan, weights and machine code belong together: all of them make the symbol."""
         program, offsets = self._program, self._package.weights.offsets
         for part in program.get("parts", [program]):
-            gpu = gpu_programs(part["target"])
-            if gpu is not None:
-                expected = gpu_entries.symbol(part["plan"], part["kernels"], offsets)
-            else:
-                expected = plan_symbol(part["plan"], offsets)
-            if part["symbol"] != expected:
+            programs = programs_of(part["target"])
+            if programs is not None and part["symbol"] != programs.symbol(part, offsets):
                 raise ValueError("the machine code belongs to another plan")
         if "parts" in program:
             symbols = [part["symbol"] for part in program["parts"]]
@@ -158,18 +151,14 @@ class Engine:
 
     def _linked(self, program: Mapping[str, Any], signature: Plan) -> PlanSession:
         """The session of a program, or of a part of one; `signature` is its plan, maybe without steps."""
-        package, gpu = self._package, gpu_programs(program["target"])
-        if gpu is not None:
-            return gpu.session(program, plan_from_json(program["plan"]), package)
-        symbol = program["symbol"]
-        images = [package.objects[name] for name in program["objects"]]
+        programs = programs_of(program["target"])
+        assert programs is not None, "`_misfit` names families that are not known"
         try:
-            library = load_kernels(images, [symbol], glue().imports, strict=True)
+            return programs.session(program, signature, self._package)
         except RuntimeError as error:
             raise EngineDamagedError(
                 f"{self._origin} is damaged: its machine code does not link: {str(error)[:300]}. Build it again."
             ) from error
-        return Session(signature, library, symbol, package.weights.address, package.weights)
 
     def _staged(self, program: Mapping[str, Any]) -> StagedSession:
         """The session of a program of several parts."""
@@ -355,11 +344,12 @@ class Engine:
 
     def _link(self, inputs: Mapping[str, Any]) -> PlanSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
-        gpu = gpu_programs(self._program["target"])
-        if gpu is None:
+        if not self.is_for_gpu:
             return self._session
+        programs = programs_of(self._program["target"])
+        assert programs is not None
         check_mapping(inputs, "inputs")
-        with gpu.on_gpu_of(inputs.values()):
+        with programs.on_device_of(inputs.values()):
             return self._session
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -449,7 +439,8 @@ class Engine:
     @property
     def is_for_gpu(self) -> bool:
         """Whether it runs on a GPU, in its memory."""
-        return gpu_programs(self._program["target"]) is not None
+        programs = programs_of(self._program["target"])
+        return programs is not None and programs.on_device()
 
     @property
     def precision(self) -> str:
@@ -523,8 +514,8 @@ class Engine:
 
     def kernel_name(self, key: str) -> str:
         """The readable name of a binary in the plan."""
-        gpu = gpu_programs(self._program["target"])
-        library = gpu.library_name(key) if gpu is not None else None
+        programs = programs_of(self._program["target"])
+        library = programs.library_name(key) if programs is not None else None
         return library or str(self._program["kernels"].get(key, {}).get("name", key))
 
     def kernel_facts(self, key: str) -> Mapping[str, Any]:
@@ -570,13 +561,6 @@ class Engine:
         return rows
 
 
-def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:
-    """The native name of a plan, made of everything that its machine code was generated from: code and data
-    that do not belong together don't link."""
-    text = json.dumps([plan, weights], sort_keys=True, separators=(",", ":"))
-    return f"tilewright_plan_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
-
 def staged_symbol(plan: Any, parts: Sequence[str], graph: bytes) -> str:
     """What a program of parts is known by: made of its signature, its parts' names, and what the host runs."""
     text = json.dumps([plan, parts, hashlib.sha256(graph).hexdigest()], sort_keys=True, separators=(",", ":"))
@@ -608,18 +592,10 @@ def _check_kind(entries: Iterable[Any], kind: type, name: str) -> None:
 
 def _misfit(target: Mapping[str, Any]) -> str | None:
     """Why this machine cannot run a program for `target`; None when it can."""
-    gpu = gpu_programs(target)
-    if gpu is not None:
-        return gpu.misfit(target)
-    if target["name"] != "cpu":
-        return f"it was built for {target['name']}, and this runtime knows cpu, {', '.join(GPU_PROGRAMS)}"
-    here, there = host_cpu().triple, target["triple"]
-    if _platform(here) != _platform(there):
-        return f"it was built for {there}, this machine is {here}"
-    missing = missing_features(tuple(target["features"]))
-    if missing:
-        return f"it uses CPU features that this CPU ({host_cpu().name}) lacks: {', '.join(missing)}"
-    return None
+    programs = programs_of(target)
+    if programs is None:
+        return f"it was built for {target['name']}, and this runtime knows {', '.join(FAMILIES)}"
+    return programs.misfit(target)
 
 
 def target_name(target: Mapping[str, Any]) -> str:
@@ -630,14 +606,3 @@ def target_name(target: Mapping[str, Any]) -> str:
 
 def _precision(target: Mapping[str, Any]) -> str:
     return TF32 if target.get("tf32") else IEEE
-
-
-def _platform(triple: str) -> tuple[str, str]:
-    """Architecture and object format, as far as they decide whether machine code can be linked and run."""
-    architecture, *rest = triple.lower().split("-")
-    architecture = {"arm64": "aarch64", "amd64": "x86_64"}.get(architecture, architecture)
-    system = "-".join(rest)
-    for part, name in (("darwin", "darwin"), ("macos", "darwin"), ("windows", "windows")):
-        if part in system:
-            return architecture, name
-    return architecture, "elf"

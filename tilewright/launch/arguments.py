@@ -436,6 +436,11 @@ def on_gpu(kinds: Iterable[Any]) -> bool:
     return any(place is not None for kind in kinds for place in places_of(kind))
 
 
+def gpu_family(kinds: Iterable[Any]) -> str | None:
+    """The family of targets of the GPU that arguments of these classes are on; None where there is none."""
+    return next((place.family for kind in kinds for place in places_of(kind) if place is not None), None)
+
+
 def as_memory(value: Any) -> np.ndarray | Address:
     """What the interpreter takes for a pointer: an array, or the address of memory whose extent nobody knows."""
     if isinstance(value, int):

@@ -26,9 +26,9 @@ from tilewright.language.function import describe
 from tilewright.language.types import unwrap
 from tilewright.launch import hooks
 from tilewright.launch.arguments import place_of
-from tilewright.launch.cuda import target_of
 from tilewright.launch.heuristics import Heuristics, KernelWrapper
 from tilewright.launch.jit import JITFunction
+from tilewright.launch.launchers import device_launching
 from tilewright.measure.choosing import ranked
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.measure.record import Timing, TimingCache, is_time
@@ -414,7 +414,7 @@ def _machine(values: Iterable[Any]) -> tuple[Target, str]:
     if place is None:
         target = get_target("cpu")
         return target, target.description
-    return target_of(place.ordinal), device_name(devices.device(place.ordinal))
+    return device_launching(place.family).target_of(place.ordinal), device_name(devices.device(place.ordinal))
 
 
 def _text(value: Any) -> str:

@@ -28,10 +28,9 @@ from tilewright.language.records import contents, is_users
 from tilewright.language.types import unwrap
 from tilewright.launch import hooks
 from tilewright.launch.compiled import CompiledKernel, Interface, written_parameters
-from tilewright.launch.cuda import CudaKernel
+from tilewright.launch.launchers import launching
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target, stored_remarks
-from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, kernel_digest
 from tilewright.targets.registry import backend_of
 
@@ -173,7 +172,7 @@ def _kernel(
 
     It is told the arguments of its source, unless some are tuples that became several.
     """
-    compiled = _kernel_class(binary)(request.name, target, binary, interface, trace)
+    compiled = launching(target.name).kernel(request.name, target, binary, interface, trace)
     compiled.options = request.options
     compiled.source = request.kernel
     if not any(isinstance(kind, ValueGroup) for kind in request.types.values()):
@@ -183,12 +182,6 @@ def _kernel(
         known = [request.parameters.get(names[index]) for index in compiled.run_time]
         compiled.divisors = tuple(1 if parameter is None else parameter.divisibility for parameter in known)
     return compiled
-
-
-def _kernel_class(binary: Binary) -> type[CompiledKernel]:
-    if isinstance(binary, GpuBinary):
-        return CudaKernel
-    return CompiledKernel
 
 
 def _report(kernel: str, remarks: tuple[Remark, ...]) -> None:

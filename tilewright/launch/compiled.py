@@ -249,6 +249,24 @@ class CompiledKernel:
         if refused:
             self.careful.run(grid, slots, extents)
 
+    def run_given(
+        self, grid: tuple[int, int, int], slots: Sequence[Any], values: Sequence[Any], ordinal: int, stream: int
+    ) -> None:
+        """Launch with slot values and the run-time arguments that they were made of, on a device and a stream of it.
+
+        A CPU has one of either.  Raises `LaunchError` for values that the code was not compiled for.
+        """
+        if 0 in grid:
+            return
+        kernel: CompiledKernel = self
+        for slot, divisor in zip(slots, self.divisors, strict=False):
+            if divisor > 1 and isinstance(slot, int) and slot % divisor:
+                kernel = self.unaligned  # generated host code on the CPU does not copy what is not aligned
+                kernel.check_divisors(slots)  # of integers
+                break
+        names = kernel.argument_names and [kernel.argument_names[place] for place in kernel.run_time]
+        kernel.run(grid, slots, kernel.extents(values, names or kernel.binary.parameters))
+
     def _launch(self, packed: bytes, grid: tuple[int, int, int], record: int | None = None) -> bool:
         binary = self.binary
         return launch(self.address, packed, grid, binary.scratch_bytes, record=record, refuses=binary.refuses)

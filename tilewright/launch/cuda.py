@@ -5,16 +5,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from tilewright.errors import LaunchError
 from tilewright.forks import cached_property
 from tilewright.frontend.values import ValueGroup
+from tilewright.ir.explicit import GREATEST_CTA_THREADS
 from tilewright.launch import hooks
 from tilewright.launch.arguments import TENSOR_TYPES, array_of, classify, places_of
 from tilewright.launch.bounds import Extent
 from tilewright.launch.compiled import CompiledKernel, KernelMetadata, full_grid
+from tilewright.launch.cuda_driver import CudaDriver
 from tilewright.launch.driver import GPUTarget
+from tilewright.launch.launchers import DeviceLaunching
 from tilewright.launch.launching import Grid, RunTimeArguments
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import Device, current_device, device
@@ -22,9 +25,9 @@ from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.program import load
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.runtime.cuda.tensor_map import Tensor
+from tilewright.targets.base import DeviceBackend, Target
 from tilewright.targets.gpu.binary import GpuBinary
-from tilewright.targets.nvidia.inspect import KernelInfo, describe, sass
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.registry import backend_of, target_of_device
 
 _TENSOR_MAP = "tensormap<"
 
@@ -41,9 +44,13 @@ class CudaKernel(CompiledKernel):
     image_name = "cubin"
 
     @cached_property
-    def info(self) -> KernelInfo:
+    def info(self) -> Any:
         """Registers, spills, stack, shared memory, barriers, and the instructions by kind."""
-        return describe(self.binary)
+        return self._backend.describe(self.binary)
+
+    @property
+    def _backend(self) -> DeviceBackend:
+        return cast(DeviceBackend, backend_of(self.target))
 
     def dump(self, stage: str = "ir") -> str:
         """The kernel's text at a stage: ``ir``, ``layouts``, ``llvm``, ``ptx`` or ``sass``.
@@ -51,7 +58,7 @@ class CudaKernel(CompiledKernel):
         Raises `MissingDependencyError` for ``sass`` on a machine without a disassembler.
         """
         if stage == "sass":
-            return sass(self.binary.image)
+            return self._backend.disassemble(self.binary.image)
         if stage not in ("ir", "layouts", "llvm", "ptx"):
             raise ValueError(f"unknown stage {stage!r}: choose ir, layouts, llvm, ptx or sass")
         return super().dump(stage)
@@ -105,13 +112,19 @@ class CudaKernel(CompiledKernel):
 
     @property
     def n_max_threads(self) -> int:
-        """Threads that a CTA of this code could have: its registers, in eights, come from one multiprocessor."""
-        target = NvidiaTarget.named(self.binary.features[0])
-        registers = -(-max(1, self.n_regs) // 8) * 8
-        return min(1024, target.registers_per_multiprocessor // registers // 32 * 32)
+        """Threads that a CTA of this code could have: its registers, in eights, come from one SM."""
+        machine = self.target.machine()
+        registers, warp = -(-max(1, self.n_regs) // 8) * 8, machine.warp_threads
+        return min(GREATEST_CTA_THREADS, machine.registers // registers // warp * warp)
 
     def _init_handles(self) -> None:
         self.start(current_device().ordinal)
+
+    def run_given(
+        self, grid: tuple[int, int, int], slots: Sequence[Any], values: Sequence[Any], ordinal: int, stream: int
+    ) -> None:
+        """See `CompiledKernel`."""
+        self._run(grid, with_tensors(self.binary.parameters, slots, values), ordinal, stream)
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
         extents = full_grid(grid)
@@ -147,14 +160,14 @@ def with_tensors(parameters: Sequence[str], slots: Sequence[Any], values: Sequen
     ]
 
 
-def target_of(ordinal: int) -> NvidiaTarget:
+def target_of(ordinal: int) -> Target:
     """What to compile for a GPU by its number."""
     return _target_of(device(ordinal))
 
 
 @lru_cache(maxsize=64)
-def _target_of(gpu: Device) -> NvidiaTarget:
-    return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes, gpu.name)
+def _target_of(gpu: Device) -> Target:
+    return target_of_device("cuda", gpu)
 
 
 class ArrayPlaces:
@@ -182,9 +195,15 @@ class ArrayPlaces:
         self.libraries = [library for library in streams.LIBRARIES if library in self._first]
 
     @property
-    def target(self) -> NvidiaTarget:
+    def target(self) -> Target:
         """What to compile for."""
         return target_of(self.ordinal)
+
+    def prepared(
+        self, kernel: CompiledKernel, interface: RunTimeArguments, describe: Callable[..., Any] | None
+    ) -> CudaLaunch:
+        """See `launchers.DevicePlaces`."""
+        return CudaLaunch(cast(CudaKernel, kernel), interface, self, describe)
 
     def enter(self, values: Sequence[Any]) -> int:
         """The stream to launch on, when others have been made to come before it."""
@@ -320,3 +339,6 @@ class CudaLaunch:
 
     def _observed(self) -> None:
         hooks.launch_exit(self._facts)
+
+
+CUDA_LAUNCHING = DeviceLaunching(kernel=CudaKernel, driver=CudaDriver, places=ArrayPlaces, target_of=target_of)

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 from tilewright.errors import TargetError, brief
 from tilewright.measure.benchmark import do_bench
-from tilewright.runtime.cuda import device as devices
-from tilewright.runtime.cuda.driver import is_available
 from tilewright.settings import settings
 from tilewright.targets.base import Target
+from tilewright.targets.families import FAMILIES, part
 from tilewright.targets.registry import get_target, target_of_generation
 
 
@@ -123,59 +122,6 @@ class Driver:
         """Nothing to clear."""
 
 
-class CudaUtilities:
-    """`driver.active.utils` of a GPU."""
-
-    def get_device_properties(self, device: int = 0) -> dict[str, int]:
-        """Sizes that occupancy formulas read. Clocks and bus width are not asked for: 0."""
-        found = devices.device(device)
-        return {
-            "max_shared_mem": found.shared_bytes,
-            "max_num_regs": 65536,
-            "multiprocessor_count": found.multiprocessors,
-            "warpSize": 32,
-            "sm_clock_rate": 0,
-            "mem_clock_rate": 0,
-            "mem_bus_width": 0,
-        }
-
-
-class CudaDriver(Driver):
-    """The NVIDIA GPUs of this machine, with the device and the stream that are PyTorch's current ones."""
-
-    utils = CudaUtilities()
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return is_available()
-
-    @classmethod
-    def is_used_by_torch(cls) -> bool:
-        try:
-            return bool(torch_module().cuda.is_available())
-        except ImportError:
-            return False
-
-    def get_current_target(self) -> GPUTarget:
-        major, minor = devices.current_device().capability
-        return GPUTarget("cuda", 10 * major + minor, 32)
-
-    def get_current_device(self) -> int:
-        return int(self.get_device_interface().current_device())
-
-    def set_current_device(self, device: int) -> None:
-        self.get_device_interface().set_device(device)
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return int(self.get_device_interface().current_stream(device).cuda_stream)
-
-    def get_active_torch_device(self) -> Any:
-        return torch_module().device("cuda", self.get_current_device())
-
-    def get_device_interface(self) -> Any:
-        return torch_module().cuda
-
-
 class DriverConfig:
     """Which device host code is told of: `active`, which `set_active` changes and `reset_active` puts back."""
 
@@ -206,16 +152,14 @@ class DriverConfig:
 
 def _default_driver() -> Driver:
     chosen = os.environ.get("TRITON_DEFAULT_BACKEND", "")
-    if chosen not in ("", *_DRIVERS):
-        raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen!r}: choose {' or '.join(_DRIVERS)}")
-    wanted = [_DRIVERS[chosen]] if chosen else [kind for kind in _DRIVERS.values() if kind is not Driver]
+    if chosen not in ("", *FAMILIES):
+        raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen!r}: choose {' or '.join(FAMILIES)}")
+    drivers: dict[str, type[Driver]] = {name: part(row.launching).driver for name, row in FAMILIES.items()}
+    wanted = [drivers[chosen]] if chosen else [kind for kind in drivers.values() if kind is not Driver]
     found = next((kind for kind in wanted if kind.is_active()), None)
     if found is None and chosen:
         raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen}: there is no GPU with a driver on this machine")
     return found() if found is not None and found.is_used_by_torch() else Driver()
-
-
-_DRIVERS: dict[str, type[Driver]] = {"cpu": Driver, "cuda": CudaDriver}
 
 
 driver = DriverConfig()

@@ -36,12 +36,12 @@ from tilewright.launch.allocations import watch_allocations
 from tilewright.launch.arguments import (
     as_tensor_map,
     classify,
+    gpu_family,
     on_gpu,
 )
 from tilewright.launch.background import PendingLaunch, active_mode
 from tilewright.launch.binding import MISSING, generate, mode_now
 from tilewright.launch.compiled import CompiledKernel, written_parameters
-from tilewright.launch.cuda import ArrayPlaces, CudaKernel, CudaLaunch
 from tilewright.launch.kernel_info import (
     KERNELS,
     Compiled,
@@ -53,6 +53,7 @@ from tilewright.launch.kernel_info import (
     from_text,
     read_override,
 )
+from tilewright.launch.launchers import device_launching
 from tilewright.launch.launching import CPULaunch, InterpretedLaunch, PreparedLaunch, RunTimeArguments, SkippedLaunch
 from tilewright.launch.specialization import (
     address_rule,
@@ -608,15 +609,12 @@ class JITFunction(KernelSource):
         classified: tuple[Sequence[Any], Sequence[Any]],
     ) -> PreparedLaunch:
         """The signature, ready to run on the GPU that its arguments are on."""
-        places = ArrayPlaces(self.name, *classified)
+        family = gpu_family(classified[0])
+        assert family is not None
+        places = device_launching(family).places(self.name, *classified)
         kernel = self.compile(types, constants, described, target=places.target, options=options)
-        assert isinstance(kernel, CudaKernel)
-        return CudaLaunch(
-            kernel,
-            RunTimeArguments(self.name, self.argument_names, types, kernel.written),
-            places,
-            self.launch_metadata,
-        )
+        interface = RunTimeArguments(self.name, self.argument_names, types, kernel.written)
+        return places.prepared(kernel, interface, self.launch_metadata)
 
     def _launch(
         self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], options: Mapping[str, Any]

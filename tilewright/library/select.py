@@ -7,7 +7,7 @@ for each.  A group that no kernel takes whole is split: the anchor alone, genera
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
@@ -16,24 +16,17 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.makers import Maker, Makers
 from tilewright.library.split import split_group, with_axes_moved
 from tilewright.targets.base import Target
+from tilewright.targets.families import FAMILIES, part
 
 
 @cache
-def _cpu_makers() -> Makers:
-    from tilewright.library.cpu_makers import cpu_makers
-
-    return cpu_makers(candidates)
-
-
-@cache
-def _gpu_makers() -> Makers:
-    from tilewright.library.gpu_makers import gpu_makers
-
-    return gpu_makers(candidates)
+def _makers(family: str) -> Makers:
+    found: Makers = part(FAMILIES[family].makers)(candidates)
+    return found
 
 
 # The makers of each family of targets: a build imports the kernels of its own target only.
-MAKERS: dict[str, Callable[[], Makers]] = {"cpu": _cpu_makers, "cuda": _gpu_makers}
+MAKERS: dict[str, Callable[[], Makers]] = {family: partial(_makers, family) for family in FAMILIES}
 
 
 def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:

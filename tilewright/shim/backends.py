@@ -8,8 +8,10 @@ from enum import Enum
 from typing import Any
 
 from tilewright.errors import LaunchError, TargetError
-from tilewright.launch.driver import CudaDriver, Driver, GPUTarget
+from tilewright.launch.driver import Driver, GPUTarget
 from tilewright.launch.jit import LAUNCH_OPTIONS
+from tilewright.launch.launchers import launching
+from tilewright.targets.families import FAMILIES
 from tilewright.targets.registry import backend_of
 
 DriverBase = Driver
@@ -60,19 +62,6 @@ class Options:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in sorted(self.__dict__.items()))})"
 
 
-class TritonCPUBackend(BaseBackend):
-    """The CPU target."""
-
-    name = "cpu"
-
-
-class TritonCudaBackend(BaseBackend):
-    """The target of NVIDIA's GPUs."""
-
-    name = "cuda"
-    binary_ext = "cubin"
-
-
 @dataclass(frozen=True)
 class CompilerAndDriver:
     """A backend's compiler and driver."""
@@ -81,7 +70,10 @@ class CompilerAndDriver:
     driver: type[Driver]
 
 
-backends: dict[str, CompilerAndDriver] = {
-    "cpu": CompilerAndDriver(TritonCPUBackend, Driver),
-    "cuda": CompilerAndDriver(TritonCudaBackend, CudaDriver),
-}
+def _backend(family: str) -> CompilerAndDriver:
+    found = launching(family)
+    facts = {"__doc__": f"The targets {family}.", "name": family, "binary_ext": found.kernel.image_name}
+    return CompilerAndDriver(type(f"Triton{family.title()}Backend", (BaseBackend,), facts), found.driver)
+
+
+backends: dict[str, CompilerAndDriver] = {family: _backend(family) for family in FAMILIES}

@@ -16,7 +16,6 @@ from typing import Any
 from tilewright.errors import user_errors
 from tilewright.launch import compiled, hooks
 from tilewright.launch.compiled import full_grid
-from tilewright.launch.cuda import CudaKernel, with_tensors
 from tilewright.launch.driver import driver
 
 
@@ -90,19 +89,7 @@ class CompiledSource(metaclass=ABCMeta):  # noqa: B024  (of this metaclass for `
         kernel = self.kernel
         slots = [kernel._slot(*pair) for pair in enumerate(given)]
         extents = full_grid(grid)
-        if isinstance(kernel, CudaKernel):
-            tensors = with_tensors(kernel.binary.parameters, slots, given)
-            kernel._run(extents, tensors, driver.active.get_current_device(), stream)
-            return
-        if 0 in extents:
-            return
-        for slot, divisor in zip(slots, kernel.divisors, strict=False):
-            if divisor > 1 and isinstance(slot, int) and slot % divisor:
-                kernel = kernel.unaligned  # generated host code on the CPU does not copy what is not aligned
-                kernel.check_divisors(slots)  # of integers
-                break
-        names = kernel.argument_names and [kernel.argument_names[place] for place in kernel.run_time]
-        kernel.run(extents, slots, kernel.extents(given, names or kernel.binary.parameters))
+        kernel.run_given(extents, slots, given, driver.active.get_current_device(), stream)
 
 
 CompiledSource.register(compiled.CompiledKernel)

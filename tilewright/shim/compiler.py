@@ -21,6 +21,7 @@ from tilewright.launch.compiled import Interface, written_parameters
 from tilewright.launch.driver import GPUTarget, driver
 from tilewright.launch.jit import FRONT_END_OPTIONS, LAUNCH_OPTIONS, JITFunction
 from tilewright.launch.kernel_info import read_override, short_name
+from tilewright.launch.launchers import launching
 from tilewright.shim.backends import BaseBackend, backends
 from tilewright.shim.compiled import CompiledSource
 from tilewright.targets.base import Target
@@ -139,7 +140,8 @@ class IRSource:
         chosen = target.target()
         binary = backend_of(chosen).compile(self.function, _known(options, chosen))
         interface = Interface(written_parameters(self.function), ())
-        return compiled.CompiledKernel(self.name, chosen, binary, interface, lambda: self.function)
+        kernel = launching(chosen.name).kernel
+        return kernel(self.name, chosen, binary, interface, lambda: self.function)
 
 
 def compile(

@@ -271,6 +271,18 @@ class CFunction:
     failing: frozenset[str]  # opcodes of operations that may fail, which is printed
 
 
+class DeviceBackend(Backend, Protocol):
+    """The backend of a target whose kernels are launched on a device."""
+
+    def describe(self, binary: Any) -> Any:
+        """What a binary takes and is made of: registers, spills, shared memory, instructions by kind."""
+        ...
+
+    def disassemble(self, image: bytes) -> str:
+        """The instructions of machine code; raises `MissingDependencyError` where there is no disassembler."""
+        ...
+
+
 class HostBackend(Backend, Protocol):
     """The backend of a target whose kernels and plans are functions of the host's processor (`host_code`)."""
 

@@ -1,4 +1,4 @@
-"""The targets of tilewright: an explicit list, one line each."""
+"""The targets of tilewright, made of the table of families (`families.py`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from tilewright.graph.kernel_facts import common_facts
 from tilewright.graph.target_passes import TargetPasses, shared
 from tilewright.precision import IEEE, PRECISIONS, TF32, split_name
 from tilewright.targets.base import Backend, Target
-from tilewright.targets.cpu.backend import CPUBackend
-from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.families import FAMILIES, FamilyParts, part
 from tilewright.targets.machine import Machine
-from tilewright.targets.nvidia.backend import NvidiaBackend
-from tilewright.targets.nvidia.target import NvidiaTarget
 
 
 @dataclass(frozen=True)
@@ -25,18 +22,19 @@ class TargetFamily:
     host: Callable[[], Target]  # this machine's
     named: Callable[[str], Target]
     of_generation: Callable[[int | str], Target]  # `Target.generation`, or one near it whose code runs there
+    of_device: Callable[[Any], Target]  # of this machine's, as its runtime describes it
     recorded: Callable[[str, Sequence[str], int], Machine]  # by architecture, features and threads of an engine's file
     backend: Callable[[Any], Backend]  # of a target of the family
 
 
-def _family(table: Any, backend: Callable[[Any], Backend]) -> TargetFamily:
-    return TargetFamily(table.host, table.named, table.of_generation, table.recorded_machine, backend)
+def _family(row: FamilyParts) -> TargetFamily:
+    table = part(row.target)
+    return TargetFamily(
+        table.host, table.named, table.of_generation, table.of_device, table.recorded_machine, part(row.backend)
+    )
 
 
-TARGETS: dict[str, TargetFamily] = {
-    "cpu": _family(CPUTarget, CPUBackend),
-    "cuda": _family(NvidiaTarget, NvidiaBackend),
-}
+TARGETS: dict[str, TargetFamily] = {name: _family(row) for name, row in FAMILIES.items()}
 
 
 def get_target(name: str | Target = "auto", precision: str = IEEE) -> Target:
@@ -103,6 +101,12 @@ def target_of_generation(family: str, generation: int | str) -> Target:
     if family not in TARGETS:
         raise TargetError(f"there is no target for the backend {family!r}: choose {' or '.join(TARGETS)}")
     return TARGETS[family].of_generation(generation)
+
+
+def target_of_device(family: str, device: Any) -> Target:
+    """What to compile for a device of this machine, as the runtime of its family describes it; raises `TargetError`
+    for one that no target serves."""
+    return TARGETS[family].of_device(device)
 
 
 def machine_for(target: str, features: Sequence[str], threads: int) -> Machine:

@@ -16,7 +16,8 @@ import numpy as np
 from tilewright.build.builder import build
 from tilewright.dtypes import float32, int1, int64, optional_of, sequence_of, string
 from tilewright.engine import file
-from tilewright.engine.engine import Engine, plan_symbol, staged_symbol
+from tilewright.engine.cpu_program import plan_symbol
+from tilewright.engine.engine import Engine, staged_symbol
 from tilewright.engine.weights import Weights
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

@@ -30,6 +30,7 @@ class DevicePlace:
 
     ordinal: int
     library: str
+    family = "cuda"  # of the targets whose code runs there
 
     def __str__(self) -> str:
         return f"GPU {self.ordinal}"

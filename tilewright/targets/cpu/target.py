@@ -80,6 +80,11 @@ class CPUTarget:
         return cls.host()
 
     @classmethod
+    def of_device(cls, device: object) -> CPUTarget:
+        """This machine's CPU, which is its own device."""
+        return cls.host()
+
+    @classmethod
     def recorded_machine(cls, architecture: str, features: Sequence[str], threads: int) -> Machine:
         """The rates of a CPU by the features that an engine's file has on record."""
         return cpu_machine(cls.from_features("", "", frozenset(features), 0, 0).vector_bits, 0, 0, threads)

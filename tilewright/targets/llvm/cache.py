@@ -26,6 +26,7 @@ import llvmlite.binding as llvm
 
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
+from tilewright.targets.families import FAMILIES
 
 _MAGIC = b"TWOBJ002"
 _HEADER = len(_MAGIC) + 32 + 8
@@ -143,13 +144,9 @@ def kernel_digest(family: str) -> str:
 
     `family` is the name of its targets: ``cpu``, ``cuda``.
     """
-    others = frozenset().union(*_FOLDERS.values()) - _FOLDERS[family]
+    others = frozenset().union(*(row.folders for row in FAMILIES.values())) - FAMILIES[family].folders
     digest = source_digest("frontend", "ir", "language", "launch", "passes", "targets", without=others)
     return hashlib.sha256(f"{_llvm_version()} {digest}".encode()).hexdigest()
-
-
-# Name of a family's targets -> the folders in `targets` that are not for all of them.
-_FOLDERS = {"cpu": frozenset({"cpu"}), "cuda": frozenset({"gpu", "nvidia"})}
 
 
 def _llvm_version() -> str:

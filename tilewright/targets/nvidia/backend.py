@@ -9,6 +9,7 @@ from tilewright.graph.target_passes import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.assemble import find_assembler
+from tilewright.targets.nvidia.inspect import KernelInfo, describe, sass
 from tilewright.targets.nvidia.options import OPTION_NAMES, NvidiaOptions
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -48,6 +49,14 @@ class NvidiaBackend:
         from tilewright.targets.nvidia.compile import explain_function
 
         return explain_function(function, self.target, NvidiaOptions.of_launch(options))
+
+    def describe(self, binary: GpuBinary) -> KernelInfo:
+        """See `targets.base.DeviceBackend`."""
+        return describe(binary)
+
+    def disassemble(self, image: bytes) -> str:
+        """See `targets.base.DeviceBackend`."""
+        return sass(image)
 
     def load(self, key: str) -> GpuBinary | None:
         """The binary of a key from the cache; None when it is not there."""

@@ -71,6 +71,11 @@ class NvidiaTarget:
                 f"{error}: the target `cuda` is this machine's GPU. Name an architecture, such as cuda:sm_90a, to "
                 "compile for a GPU that is not here"
             ) from error
+        return cls.of_device(device)
+
+    @classmethod
+    def of_device(cls, device: devices.Device) -> NvidiaTarget:
+        """What to compile for a GPU; raises `TargetError` for one that no target serves."""
         return cls.for_capability(device.capability, device.multiprocessors, device.l2_bytes, device.name)
 
     @classmethod
