@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from benchmarks.models import cpu
 from benchmarks.models_cpu import ONNXRUNTIME, OPENVINO, OURS, geometric_means
 from tests.models.specification import export_onnx
 from tilewright.build.builder import build
+from tilewright.graph.core import Graph
 from tilewright.importers import import_model
 from tilewright.quant.quantize import quantize
 from tilewright.settings import settings
@@ -79,6 +81,11 @@ class Subject:
     arrays: dict[str, np.ndarray]
     unseen: dict[str, np.ndarray]
     files: dict[str, Path]
+
+    @cached_property
+    def quantized(self) -> Graph:
+        """What `tilewright.quantize` makes of it."""
+        return quantize(str(self.plain), [self.arrays]).engine.source_graph()
 
 
 class Samples(quantization.CalibrationDataReader):
@@ -167,7 +174,7 @@ def openvino_runs(make: Callable[[], Any], name: str, item: Subject, threads: in
 def contestants(kind: str, item: Subject, threads: int) -> tuple[Runs, dict[str, str]]:
     """The runtimes with the model of a kind of row, ours first; and notes on those that refuse it."""
     path = item.files[STATIC if kind == OWN else kind]
-    engine = quantize(str(item.plain), [item.arrays]).engine if kind == OWN else build(import_model(path))
+    engine = build(item.quantized if kind == OWN else import_model(path))
     peer = session(path, threads)
     (output, *_) = (value.name for value in peer.get_outputs())
     runs: Runs = {

@@ -10,9 +10,9 @@ for each pair of strips of 16 columns:
     copy it to scratch in this form, zero beyond the depth; it stays in the level 1 cache
     for each pair of tiles of rows: 2 x 2 tiles of sums over the depth, 2 tiles of each operand read for each step
 
-Panels that come in this form (layout `groups`) are read where they lie, with the whole depth in one run.  Where the
-rows fit into the level 2 cache, the panel after the one that is multiplied is fetched meanwhile, as it may come from
-memory; otherwise rows are the outer loop and stay near, while strips pass by.
+Panels that come in this form (layout `groups`) are read where they lie, with the whole depth in one run; then rows
+are the outer loop and stay near, while strips pass by.  Rows of lines are near anyway, as they overlap: panels are
+their outer loop, and the next panel, which may come from memory, is fetched while one is multiplied.
 
 Tiles 0 to 3 hold sums (2 * row tile + column tile), 4 and 5 the left operand, 6 and 7 the right.  The shape of
 every tile comes from a table that is loaded before; what is left of the rows has a table of its own.
@@ -111,8 +111,7 @@ class _TileFunction:
         self.element = f"i{plan.left.bits}"
         self.width = target.microtile(plan.accumulator)[1]
         self.in_place = plan.layout == "groups"
-        left_bytes = plan.shape.rows * plan.shape.depth * plan.left.itemsize
-        self.fetches_panels = self.in_place and (plan.left_lines is not None or left_bytes <= target.l2_bytes // 4)
+        self.fetches_panels = self.in_place and plan.left_lines is not None
         # Bytes from row to row of the right operand's tiles, and from strip to strip.
         self.strip_row = 4 * self.width if self.in_place else _BYTES
         self.strip_apart = _BYTES if self.in_place else self.blocking.strip_bytes
@@ -235,8 +234,6 @@ class _TileFunction:
                 if following is not None:
                     self._prefetch_sums(following, loop.index, count)
                     self._prefetch_right(run, row, loop.index)
-                elif self.fetches_panels:
-                    self._prefetch_panel(run, row, loop.index)
                 else:
                     self._prefetch_left(run, row, loop.index)
                 self._step(b.gep(first, b.multiply(loop.index, _BYTES), "i8"), stride, loop.index, heights, run)
