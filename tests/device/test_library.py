@@ -118,6 +118,52 @@ def test_scales_of_fp8_and_int8(torch: Any, seed: int) -> None:
     close(torch, result, x.double() @ y.double().T * left.double()[:, None] * right.double())
 
 
+@pytest.mark.parametrize("depth", [512, 200, 75])
+def test_integers_of_both_kinds_and_results_of_8_bits(torch: Any, depth: int, seed: int) -> None:
+    """By the Hopper kernel, and by those that engines have where tensor copies cannot move the arrays."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    kinds = {torch.uint8: (0, 256), torch.int8: (-128, 128)}
+    a, b = (torch.randint(*kinds[kind], (rows, depth), device="cuda", dtype=kind, generator=generator)
+            for kind, rows in ((torch.uint8, 300), (torch.int8, 400)))  # fmt: skip
+    exact = a.double() @ b.double().T
+    assert torch.equal(ops.matmul(a, b.T).double(), exact)
+    scales, bias = torch.rand(400, device="cuda") * 1e-3, normal(torch, seed, 400)
+    x = exact * scales.double() + bias.double()
+    wanted = (torch.nn.functional.silu(x) / 0.05).clamp(-128, 127)
+    result = ops.matmul(a, b.T, scale_b=scales, bias=bias, activation="silu", out_dtype=torch.int8, out_scale=0.05)
+    assert result.dtype == torch.int8 and (result.double() - wanted).abs().max() <= 1
+
+
+@pytest.mark.parametrize(("channels", "size"), [(64, 3), (64, 1), (20, 3)])
+def test_convolutions_of_integers(torch: Any, channels: int, size: int, seed: int) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    x, w = (torch.randint(*limits, shape, device="cuda", dtype=kind, generator=generator)
+            for limits, shape, kind in (((0, 256), (2, 14, 14, channels), torch.uint8),
+                                        ((-128, 128), (96, channels, size, size), torch.int8)))  # fmt: skip
+    y = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2).double(), w.double(), padding=size // 2).permute(0, 2, 3, 1)
+    assert torch.equal(ops.conv2d(x, w, padding=size // 2).double(), y)
+    scales, bias = torch.rand(96, device="cuda") * 1e-3, normal(torch, seed, 96, dtype=torch.float32)
+    wanted = ((y * scales.double() + bias.double()).relu() / 0.1).clamp(0, 127)
+    given = {"scale_w": scales, "activation": "relu", "padding": size // 2}
+    result = ops.conv2d(x, w, bias, **given, out_dtype=torch.int8, out_scale=0.1)
+    assert (result.double() - wanted).abs().max() <= 1
+
+
+def test_gates_and_scales_of_blocks_of_any_size(torch: Any, seed: int) -> None:
+    a, gate, up = normal(torch, seed, 90, 75), normal(torch, seed + 1, 136, 75), normal(torch, seed + 2, 136, 75)
+    result = ops.matmul(a, ops.interleave_gate(gate, up).T, gate="silu")
+    exact = torch.nn.functional.silu(a.double() @ gate.double().T) * (a.double() @ up.double().T)
+    close(torch, result, exact)
+    x, w = (normal(torch, seed + n, rows, 200, dtype=torch.float8_e4m3fn) for n, rows in enumerate((90, 150)))
+    left, right = torch.rand(90, 2, device="cuda") + 0.5, torch.rand(2, 2, device="cuda") + 0.5
+    rows = x.double() * left.double().repeat_interleave(128, 1)[:, :200]
+    columns = right.double().repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :200] * w.double()
+    close(torch, ops.matmul(x, w.T, scale_a=left, scale_b=right, out_dtype=torch.float32), rows @ columns.T)
+    out = torch.zeros(90, 300, device="cuda", dtype=torch.bfloat16)[:, 20:156]
+    assert ops.matmul(a, gate.T, out=out) is out
+    close(torch, out, a.double() @ gate.double().T)
+
+
 def test_every_candidate_of_a_problem_is_right(torch: Any, seed: int) -> None:
     """Clusters, split depths, three consumers, groups: whatever tuning may choose."""
     from tilewright.ops import products

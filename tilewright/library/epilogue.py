@@ -11,9 +11,12 @@ names (scales, bias, activation, residual, gate), `library.slots` of the nodes o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import tilewright
+import tilewright.language as tl
+from tilewright.dtypes import DType
 from tilewright.language.function import SourceFunction
 
 # Instructions for an element.  ptxas 13.5 writes, for sm_90a, 1 to 2.3 for an operand by column, 3.7 to 5.9 for one by
@@ -25,6 +28,22 @@ _OF_ACTIVATION, _OF_LINE, _OF_ELEMENT, _OF_EXACT_ACTIVATION = 9, 2, 5, 50
 def identity(acc, rows, columns, mask, extra):
     """The epilogue that changes nothing."""
     return acc
+
+
+@lru_cache(maxsize=64)
+def quantizing(dtype: DType, place: int = 0) -> SourceFunction:
+    """The epilogue that stores results times a number of `extra`, to the nearest of a type of 8 bits, what is beyond
+    its range at the end of that."""
+    stored, integers = tl.dtype(dtype), dtype.is_integer
+
+    @tilewright.jit
+    def epilogue(value, row, column, mask, extra):
+        value = value * extra[place]
+        if integers:
+            value = tl.math.rint(value)
+        return value.to(stored)
+
+    return epilogue
 
 
 @dataclass(frozen=True)

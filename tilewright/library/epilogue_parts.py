@@ -13,20 +13,22 @@ from functools import lru_cache
 
 import tilewright
 import tilewright.language as tl
+from tilewright.dtypes import DType
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.language.function import SourceFunction
 from tilewright.library.activations import ACTIVATIONS, OF_HALF
-from tilewright.library.epilogue import Epilogue, EpilogueCost, identity
+from tilewright.library.epilogue import Epilogue, EpilogueCost, identity, quantizing
 
 
 @dataclass(frozen=True)
 class EpilogueParts:
-    """result = activation(sums * scale_a * scale_b + bias) + residual; or gate(columns) * other columns.
+    """result = activation(sums * scale_a * scale_b + bias) + residual; or gate(columns) * other columns; of 8 bits
+    that times the inverse of their scale, rounded to the nearest and saturated.
 
     `scale_a` is "", "tensor" (one number in memory), "row" or "block" (float32 [rows, depth / 128]); `scale_b` "",
     "tensor", "column" or "block" (float32 [columns / 128, depth / 128]).  `activation` and `gate` are names of
     `ACTIVATIONS`, or "".  `exact` asks for float32 accuracy of activations; otherwise
-    they suit bfloat16, and run on a GPU only.
+    they suit bfloat16, and run on a GPU only.  `stored` is the type of results of 8 bits.
     """
 
     scale_a: str = ""
@@ -36,6 +38,7 @@ class EpilogueParts:
     residual: bool = False
     gate: str = ""
     exact: bool = False
+    stored: DType | None = None
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -45,6 +48,7 @@ class EpilogueParts:
             "scale_a": self.scale_a, "scale_b": self.scale_b, "bias": self.bias, "residual": self.residual,
             "residual_stride": self.residual, "scale_a_stride": blocks, "scale_b_stride": blocks,
             "rows": blocks or self.scale_a == "row", "columns": self.bias or self.scale_b == "column",
+            "inverse_scale": self.stored is not None,
         }  # fmt: skip
         return tuple(name for name, there in present.items() if there)
 
@@ -82,6 +86,7 @@ def _function(parts: EpilogueParts) -> SourceFunction:
     )
     of_half = None if parts.exact else OF_HALF.get(parts.activation)
     activation = ACTIVATIONS[parts.activation] if parts.activation else None
+    quantize = None if parts.stored is None else quantizing(parts.stored, place["inverse_scale"])
 
     @tilewright.jit
     def epilogue(value, row, column, mask, extra):
@@ -112,6 +117,8 @@ def _function(parts: EpilogueParts) -> SourceFunction:
         if residual >= 0:
             place = row.to(tl.int64) * extra[stride] + column
             value = value + tl.load(extra[residual] + place, mask=mask).to(tl.float32)
+        if quantize is not None:
+            value = quantize(value, row, column, mask, extra)
         return value
 
     return epilogue

@@ -97,6 +97,13 @@ def element_type(kind: Any) -> DType:
     return element_of(kind)
 
 
+def result_type(default: DType, out: Any, out_dtype: Any) -> DType:
+    """The element type of a result: that of `out`, the one that is named, or the default."""
+    if out is not None:
+        return view(out, "out").element
+    return default if out_dtype is None else element_type(out_dtype)
+
+
 def empty(like: ArrayView, shape: Sequence[int], element: DType) -> Any:
     """A new array on the GPU, and of the library, of `like`; raises `LaunchError` for libraries without any."""
     if like.place is None and isinstance(like.base, np.ndarray):
@@ -172,6 +179,7 @@ def capturing(stream: int, ordinal: int) -> bool:
 
 
 FLOATS = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
+NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # multiplied, and quantized to
 
 
 def torch_stream() -> Callable[[int], int]:

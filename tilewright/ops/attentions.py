@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 import tilewright.language as tl
@@ -15,8 +14,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph, Value
-from tilewright.graph.quantization import integer_range
+from tilewright.graph.core import Graph
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.hopper.choice import attention_configs, seconds_of, unsupported
@@ -25,7 +23,7 @@ from tilewright.library.attention.hopper.kernel import attention as hopper_atten
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.kernel import attention as portable_attention
 from tilewright.library.attention.problem import AttentionProblem
-from tilewright.library.attention.slots import quantizing
+from tilewright.library.epilogue import quantizing
 from tilewright.measure.choosing import Choice, closest
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
@@ -36,7 +34,6 @@ from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 
-_NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # that results are quantized to
 _LEAST_STEP = 16  # of queries, between problems that are timed
 
 
@@ -306,15 +303,6 @@ def plan_attention(problem: AttentionProblem, ordinal: int | None) -> AttentionP
     return found
 
 
-def _quantized(b: GraphBuilder, y: Value, stored: DType, inverse: float) -> Value:
-    """Numbers times `inverse`, to the nearest of a type of 8 bits."""
-    y = b.op("multiply", [b.op("cast", [y], dtype=dtypes.float32), b.constant(np.asarray(inverse, np.float32))])
-    most = float(ml_dtypes.finfo(stored.numpy).max) if stored.is_float else 0.0
-    low, high = integer_range(stored) if stored.is_integer else (-most, most)
-    y = b.op("round", [y]) if stored.is_integer else y
-    return b.op("cast", [b.op("clip", [y], low=float(low), high=float(high))], dtype=stored)
-
-
 def _check(q: ArrayView, k: ArrayView, v: ArrayView, lengths: ArrayView | None, causal: bool, window: int) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
@@ -347,18 +335,10 @@ def _stored_as(element: DType, out: Any, out_dtype: Any, out_scale: float | None
     """The type of results, and of those of 8 bits the inverse of their scale."""
     stored = element if out is None else arrays.view(out, "out").element
     stored = stored if out_dtype is None else arrays.element_type(out_dtype)
-    if stored == element:
-        if out_scale is not None:
-            raise LaunchError(f"out_scale needs 8-bit results: pass out_dtype; {stored.name} is not scaled")
-        return stored, ()
-    if stored not in _NARROW:
-        raise LaunchError(
-            f"results are stored as {element.name}, or as {', '.join(each.name for each in _NARROW)}; not {stored.name}"
-        )
-    scale = 1.0 if out_scale is None else float(out_scale)
-    if not (math.isfinite(scale) and scale > 0):
-        raise LaunchError(f"out_scale must be a finite number above 0, got {scale}")
-    return stored, (1 / scale,)
+    if stored != element and stored not in arrays.NARROW:
+        narrow = ", ".join(each.name for each in arrays.NARROW)
+        raise LaunchError(f"results are stored as {element.name}, or as {narrow}; not {stored.name}")
+    return stored, calls.scale_of_results(stored, stored == element, out_scale)
 
 
 def attention(
@@ -472,7 +452,7 @@ def decode_attention(
         shapes = {"q": alone.shape, "k": keys.shape, "v": values.shape, "bias": (batch, 1, 1, keys.shape[2])}
         inputs = [b.input(name, found.element, shapes[name]) for name, found in present.items()]
         y = b.op("attention", inputs, scale=factor)
-        b.output(_quantized(b, y, stored, inverse[0]) if inverse else y)
+        b.output(calls.quantized(b, y, stored, inverse[0]) if inverse else y)
         return b.finish()
 
     key = ("decode_attention", query.element, query.shape, keys.shape, factor, stored, inverse, *present)

@@ -7,17 +7,24 @@ signature.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
+from tilewright.dtypes import DType, float32
 from tilewright.errors import LaunchError, UnsupportedOperationError
+from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
+from tilewright.graph.quantization import integer_range
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import (
@@ -46,6 +53,7 @@ from tilewright.targets.registry import for_kernels_of
 # A graph, the candidates of each of its groups, and the tensors between these.
 Divided = tuple[Graph, tuple[Sequence[Candidate], ...], tuple[Value, ...]]
 Groups = Callable[[Graph, Target], Divided]
+_Described = tuple[tuple[int, ...], list[Operand], dict[str, Any]]  # grid, arguments by place and by name
 _MOST_PREPARED = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
 _CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as the process lives, by identity
@@ -65,6 +73,7 @@ class Prepared:
     timed: bool = False
     tables: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
     alternatives: tuple[Alternatives, ...] = field(init=False)
+    _known: dict[tuple[int, bool], _Described] = field(default_factory=dict)  # by the identity of a call
 
     def __post_init__(self) -> None:
         self.alternatives = tuple(map(self._alternatives, range(len(self.candidates))))
@@ -127,21 +136,31 @@ class Prepared:
     def _launch(self, call: KernelCall, places: Mapping[Value, Any], first: bool) -> None:
         kernel = call.kernel
         assert isinstance(kernel, JITFunction)
-        constants, fixed, variadic = dict(call.constants), [], []
+        key = (id(call), first)
+        if key not in self._known:
+            self._known[key] = self._described(call, kernel, first)
+        grid, operands, named = self._known[key]
+        kernel[grid](*[self._argument(operand, places) for operand in operands], **named)
+
+    def _described(self, call: KernelCall, kernel: JITFunction, first: bool) -> _Described:
+        """A launch as a kernel takes it."""
+        constants, operands, positional = dict(call.constants), list[Operand](), True
         for parameter in kernel.parameters:
             if parameter.kind == "variadic":
                 numbered = (f"{parameter.name}_{number}" for number in count())
-                names = takewhile(call.operands.__contains__, numbered)
-                variadic = [self._argument(call.operands[name], places) for name in names]
+                operands += [call.operands[name] for name in takewhile(call.operands.__contains__, numbered)]
+                positional = False
             elif parameter.name in call.operands:
-                fixed.append(self._argument(call.operands[parameter.name], places))
-            elif not variadic and parameter.name in constants and not parameter.constexpr:
-                fixed.append(constants.pop(parameter.name))
+                operands.append(call.operands[parameter.name])
+            elif positional and parameter.name in constants and not parameter.constexpr:
+                operands.append(constants.pop(parameter.name))
         target = arrays.target_at(self.ordinal)
         options = call.options_for(target) | ({"dependent_launch": False} if first and target.dependent_launch else {})
-        kernel[_numbers(call.grid)](*fixed, *variadic, **constants, **options)
+        return _numbers(call.grid), operands, {**constants, **options}
 
     def _argument(self, operand: Operand, places: Mapping[Value, Any]) -> Any:
+        if isinstance(operand, Value):
+            return places[operand]
         if isinstance(operand, TiledOperand):
             if isinstance(operand.value, PackedConstant) or operand.offset != 0:
                 raise LaunchError(f"{self.graph.name}: operations have no constants")
@@ -155,9 +174,7 @@ class Prepared:
             return table.shape[1] if operand.columns else table
         if isinstance(operand, (PackedConstant, TensorPart)):
             raise LaunchError(f"{self.graph.name}: operations have no constants, and no parts of tensors")
-        if isinstance(operand, Value):
-            return places[operand]
-        return operand if isinstance(operand, float) else evaluate(operand, {})
+        return operand if isinstance(operand, (int, float)) else evaluate(operand, {})
 
     def _table(self, table: Table) -> Any:
         key = (table.name, _numbers(table.sizes))
@@ -180,8 +197,8 @@ def prepared(
     inputs with known sizes, which `groups_of` divides in another way than fusion.  Operations that are `alike` take one
     choice where the same candidates are close: the first of them is timed for all (`timed` None: as settings say).
 
-    Tensor copies move arrays that begin at multiples of 16 bytes; where one does not, no kernel of them is chosen, and
-    the graph is divided by fusion.  Raises `LaunchError` for what no kernel of the library computes.
+    Tensor copies move arrays that begin at multiples of 16 bytes; where one does not, no kernel of them is chosen.
+    Raises `LaunchError` for what no kernel of the library computes.
     """
     ordinal = place.ordinal if place else None
     aligned = all(found.address % DESCRIPTOR_ALIGNMENT == 0 for found in used)
@@ -191,7 +208,7 @@ def prepared(
     if found is None:
         target = arrays.target_at(ordinal)
         graph = make()
-        divide = groups_of if groups_of is not None and aligned else fused_groups
+        divide = fused_groups if groups_of is None else groups_of
         try:
             parts = divide(graph, target if aligned else target.without_tensor_copies())
             found = Prepared(*parts, ordinal, f"{alike}{'' if aligned else ', unaligned'}", timed)
@@ -206,7 +223,9 @@ def prepared(
 
 
 def one_group(graph: Graph, target: Target) -> Divided:
-    """All of a graph as one group, whose anchor is the last node."""
+    """All of a graph as one group, whose anchor is the last node, where there are kernels of tensor copies."""
+    if not target.wgmma:
+        return fused_groups(graph, target)
     group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, graph.nodes[-1], graph.name)
     return graph, (candidates(group, graph, target),), ()
 
@@ -224,6 +243,34 @@ def between(fused: FusedGraph) -> tuple[Value, ...]:
     """The tensors between the groups of a graph."""
     made = [value for group in fused.groups for value in group.outputs]
     return tuple(value for value in made if value not in fused.graph.outputs)
+
+
+def activated(b: GraphBuilder, y: Value, activation: str | None) -> Value:
+    """An activation of a value, by its name in `library.activations.ACTIVATIONS`, if there is one."""
+    if not activation:
+        return y
+    return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])
+
+
+def quantized(b: GraphBuilder, y: Value, stored: DType, inverse: float) -> Value:
+    """Numbers times `inverse`, to the nearest of a type of 8 bits, saturated."""
+    y = b.op("multiply", [b.op("cast", [y], dtype=float32), b.constant(np.asarray(inverse, np.float32))])
+    most = float(ml_dtypes.finfo(stored.numpy).max) if stored.is_float else 0.0
+    low, high = integer_range(stored) if stored.is_integer else (-most, most)
+    y = b.op("round", [y]) if stored.is_integer else y
+    return b.op("cast", [b.op("clip", [y], low=float(low), high=float(high))], dtype=stored)
+
+
+def scale_of_results(stored: DType, wide: bool, scale: float | None) -> tuple[float, ...]:
+    """The inverse of the scale of results of 8 bits; nothing of `wide` ones.  Raises `LaunchError`."""
+    if wide:
+        if scale is not None:
+            raise LaunchError(f"out_scale needs 8-bit results: pass out_dtype; {stored.name} is not scaled")
+        return ()
+    number = 1.0 if scale is None else float(scale)
+    if not (math.isfinite(number) and number > 0):
+        raise LaunchError(f"out_scale must be a finite number above 0, got {number}")
+    return (1 / number,)
 
 
 def _applies(call: KernelCall) -> bool:

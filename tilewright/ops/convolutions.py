@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tilewright.dtypes import DType, float32, int8, int32, uint8
 from tilewright.errors import LaunchError, brief
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
 from tilewright.launch.sizes import next_power_of_2
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.ops import arrays, calls
@@ -16,6 +17,7 @@ from tilewright.ops.arrays import ArrayView
 
 Pair = tuple[int, int]
 Require = Callable[[Any, str], None]
+_INTEGERS = (int8, uint8)
 
 
 def window_of(stride: Any, padding: Any, dilation: Any) -> tuple[Pair, Pair, Pair]:
@@ -59,67 +61,106 @@ def result_shape(
     return (x[0], *extents, w[0])
 
 
-def _check(x: ArrayView, w: ArrayView, bias: ArrayView | None) -> None:
-    if x.element not in arrays.FLOATS or w.element != x.element:
-        raise LaunchError(f"x and w must both be float32, float16 or bfloat16, got {x.element.name}, {w.element.name}")
-    if bias is not None and (bias.shape != w.shape[:1] or bias.element != x.element):
-        raise LaunchError(f"bias must be {x.element.name} of shape {list(w.shape[:1])}, got {bias.described}")
-    for name, found in (("x", x), ("w", w), ("bias", bias)):
-        if found is not None and not found.contiguous:
+def _check(x: ArrayView, w: ArrayView, given: Mapping[str, ArrayView], stored: DType) -> None:
+    """Refuse types that there is no kernel for, and operands that do not fit; `given` are all arrays by name."""
+    integers = x.element in _INTEGERS and w.element == int8
+    if not integers and (x.element not in arrays.FLOATS or w.element != x.element):
+        raise LaunchError(
+            "x and w must both be float32, float16 or bfloat16, or x int8 or uint8 and w int8, got "
+            f"{x.element.name}, {w.element.name}"
+        )
+    if stored != x.element and not (integers and stored in (*arrays.FLOATS, *_INTEGERS, int32)):
+        raise LaunchError(f"convolutions of {x.element.name} are not stored as {stored.name}")
+    kinds = arrays.FLOATS if integers else (x.element,)
+    bias, features = given.get("bias"), w.shape[:1]
+    if bias is not None and (bias.shape != features or bias.element not in kinds):
+        raise LaunchError(f"bias must be {kinds[0].name} of shape {list(features)}, got {bias.described}")
+    for name, lengths in (("scale_x", (1,)), ("scale_w", (1, *features))):
+        found = given.get(name)
+        if found is None:
+            continue
+        if not integers or found.element != float32 or math.prod(found.shape) not in lengths:
+            raise LaunchError(
+                f"{name} of integers is float32 of {' or '.join(map(str, lengths))} numbers, got {found.described}"
+            )
+    for name, found in given.items():
+        if not found.contiguous:
             raise LaunchError(f"{name} must be contiguous, got {found.described}")
 
 
 def conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-    activation: str | None = None, residual: Any = None, out: Any = None,
+    activation: str | None = None, residual: Any = None, out: Any = None, scale_x: Any = None, scale_w: Any = None,
+    out_dtype: Any = None, out_scale: float | None = None,
 ) -> Any:  # fmt: skip
-    """activation(convolution of x by w + bias + residual), of images whose channels are last.
+    """activation(convolution of x by w * scale_x * scale_w + bias + residual), of images whose channels are last.
 
     `x` is [images, height, width, channels] (PyTorch: ``x.permute(0, 2, 3, 1)`` of a channels-last tensor), `w`
     [features, channels / groups, kernel height, kernel width], `bias` [features], `residual` like the result
     [images, height', width', features]; all contiguous, of one type: float32, float16 or bfloat16.  Sums are float32.
     `stride`, `padding` and `dilation` are a number or two; activations are those of `matmul`, applied last.
 
-    On compute capability 9.0 16-bit images of channels in multiples of 8 go to the kernel of tensor copies.  Weights
-    are put into the kernel's order by a small launch each time: engines, whose weights are constants, do that once.
-    Raises `LaunchError`.
+    Or `x` is int8 or uint8 and `w` int8, with sums in int32; `scale_x` is one number, `scale_w` one or one for each
+    feature, float32, bias and residual are floats.  The result is int32, or of `out_dtype`: a float, or int8 or uint8
+    of results divided by `out_scale`, rounded to the nearest and saturated.
+
+    On compute capability 9.0 16-bit images of channels in multiples of 8, and 8-bit ones of 16, go to the kernel of
+    tensor copies.  Weights are put into the kernel's order by a small launch each time: engines, whose weights are
+    constants, do that once.  Raises `LaunchError`.
     """
     image, weights = arrays.view(x, "x"), arrays.view(w, "w")
-    shift = None if bias is None else arrays.view(bias, "bias")
+    optional = {"bias": bias, "residual": residual, "scale_x": scale_x, "scale_w": scale_w}
+    present = {"x": image, "w": weights}
+    present |= {name: arrays.view(value, name) for name, value in optional.items() if value is not None}
     steps, pads, apart = window = window_of(stride, padding, dilation)
     shape = result_shape(image.shape, weights.shape, window, groups)
-    _check(image, weights, shift)
+    default = int32 if image.element in _INTEGERS else image.element
+    stored = arrays.result_type(default, out, out_dtype)
+    _check(image, weights, present, stored)
     if activation and activation not in ACTIVATIONS:
         raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
-    added = None if residual is None else arrays.view(residual, "residual")
-    if added is not None and (added.shape != shape or added.element != image.element or not added.contiguous):
+    added, integers = present.get("residual"), image.element in _INTEGERS
+    if added is not None and (added.shape != shape or (not integers and added.element != image.element)):
         raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {added.described}")
-    target = calls.result_like(image, shape, image.element, out)
-    given = {"x": image, "w": weights, "bias": shift, "residual": added}
-    present = {name: found for name, found in given.items() if found is not None}
+    inverse = calls.scale_of_results(stored, stored.bits > 8, out_scale)
+    target = calls.result_like(image, shape, stored, out)
     place = arrays.common_place([*present.values(), target], "conv2d")
     if 0 in target.shape:
         return target.base
-    key = ("conv2d", image.element, image.shape, weights.shape, steps, pads, apart, groups, activation, *present)
+    kinds = tuple((name, found.element, found.shape) for name, found in present.items())
+    options = (steps, pads, apart, groups, activation, stored, inverse)
 
     def graph() -> Graph:
         b = GraphBuilder("conv2d")
-        values = {name: b.input(name, found.element, found.shape) for name, found in present.items()}
-        operands = [values[name] for name in ("x", "w", "bias") if name in values]
+        values = {name: b.input(name, kind, extents) for name, kind, extents in kinds}
+        operands = [values[name] for name in ("x", "w", *(() if integers else ("bias",))) if name in values]
         y = b.op("conv", operands, strides=steps, padding=tuple((each, each) for each in pads), dilation=apart,
-                 groups=groups, layout="NHWC")  # fmt: skip
-        y = b.op("add", [y, values["residual"]]) if "residual" in values else y
-        b.output(_activated(b, y, activation))
+                 groups=groups, layout="NHWC", dtype=int32 if integers else None)  # fmt: skip
+        y = _finished(b, y, values, activation, stored == int32)
+        y = calls.quantized(b, y, stored, inverse[0]) if inverse else y
+        b.output(y if y.dtype == stored else b.op("cast", [y], dtype=stored))
         return b.finish()
 
     pixels = next_power_of_2(math.prod(shape[:-1]))
     alike = (image.element.name, pixels, weights.shape, steps, pads, apart, groups, activation, *present)
-    calls.prepared(key, alike, [*present.values(), target], place, graph).run(present, target)
+    alike = (*alike, stored.name) if integers else alike
+    calls.prepared(("conv2d", kinds, options), alike, [*present.values(), target], place, graph).run(present, target)
     return target.base
 
 
-def _activated(b: GraphBuilder, y: Any, activation: str | None) -> Any:
-    """An activation of a value, by its name in `library.activations.ACTIVATIONS`."""
-    if not activation:
-        return y
-    return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])
+def _finished(b: GraphBuilder, y: Value, values: Mapping[str, Value], activation: str | None, sums: bool) -> Value:
+    """What follows a convolution; of integers in float32, unless nothing does and `sums` are stored."""
+    residual = values.get("residual")
+    if y.dtype == int32:
+        if sums and len(values) == 2 and not activation:
+            return y
+        y = b.op("cast", [y], dtype=float32)
+        for name in ("scale_x", "scale_w"):
+            if name in values:
+                one = math.prod(map(int, values[name].shape)) == 1  # type: ignore[arg-type]
+                scale = b.op("reshape", [values[name]], shape=() if one else y.shape[-1:])
+                y = b.op("multiply", [y, scale])
+        y = b.op("add", [y, b.op("cast", [values["bias"]], dtype=float32)]) if "bias" in values else y
+        residual = b.op("cast", [residual], dtype=float32) if residual is not None else None
+    y = b.op("add", [y, residual]) if residual is not None else y
+    return calls.activated(b, y, activation)

@@ -38,7 +38,6 @@ from tilewright.settings import settings
 from tilewright.targets.nvidia.quantized_weights import unsupported
 
 _INPUTS = (dtypes.bfloat16, dtypes.float16)
-_WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
 _MOST_DEQUANTIZED = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
 # By problem, GPU and whether it is timed.
@@ -84,7 +83,7 @@ def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8)
     Raises `LaunchError` for weights that the kernels do not support.
     """
     found = arrays.view(weights, "weights")
-    if len(found.shape) != 2 or 0 in found.shape or found.element not in _WEIGHTS:
+    if len(found.shape) != 2 or 0 in found.shape or found.element not in arrays.NARROW:
         raise LaunchError(
             f"weights must be [columns, depth] of int8, uint8 or float8, got {found.element.name} {found.described}"
         )
@@ -151,13 +150,12 @@ def dequantized_matmul(
     for extent in first.shape[:-1]:
         rows *= extent
     shape = (*first.shape[:-1], columns)
-    output = first.element if out_dtype is None else arrays.element_type(out_dtype)
-    output = output if out is None else arrays.view(out, "out").element
+    output = arrays.result_type(first.element, out, out_dtype)
     if output not in arrays.FLOATS:
         raise LaunchError(f"results are float32, float16 or bfloat16, not {output.name}")
     target = result_like(first, shape, output, out)
     arguments = {"bias": bias, "activation": activation, "residual": residual, "shape": shape}
-    epilogue, extra = epilogue_of(arguments, rows, columns, depth, output, target)
+    parts, extra = epilogue_of(arguments, rows, columns, depth, output, target)
     views = [first, target, *(entry for entry in extra if isinstance(entry, ArrayView))]
     place = arrays.common_place(views, "dequantized_matmul")
     ordinal = place.ordinal if place is not None else None
@@ -168,17 +166,10 @@ def dequantized_matmul(
     problem = DequantizedProblem(
         rows, columns, depth, input=first.element, output=output, group=weights.group, weights=weights.dtype,
         aligned=target.address % DESCRIPTOR_ALIGNMENT == 0, scale=from_numpy(weights.scales.dtype),
-        zeros=weights.zeros is not None, epilogue=epilogue,
+        zeros=weights.zeros is not None, epilogue=parts.epilogue,
     )  # fmt: skip
     run = partial(_launch, problem=problem, weights=weights, x=first, extra=extra, views=views, ordinal=ordinal)
-    configs, alternatives = _plan(problem, ordinal)
-
-    def trials() -> TrialCalls:
-        own = arrays.empty_like(target)
-        return TrialCalls(lambda number: partial(run, configs[number], out=own))
-
-    config = configs[alternatives.choose(views, trials if settings.tune else None)]
-    run(config._replace(DEPENDENT=weights_ready), out=target)
+    run(_config(problem, ordinal, run, views, target)._replace(DEPENDENT=weights_ready), out=target)
     return target.base
 
 
@@ -208,6 +199,20 @@ def _plan(problem: DequantizedProblem, ordinal: int | None) -> tuple[Sequence[De
         text = f"{shape.key} {weights}"
         _PLANS[key] = configs, Alternatives("dequantized", text, ordinal, labels, numbers, numbers)
     return _PLANS[key]
+
+
+def _config(
+    problem: DequantizedProblem, ordinal: int | None, run: Callable[..., None], used: Sequence[ArrayView],
+    out: ArrayView,
+) -> DequantizedConfig:  # fmt: skip
+    """The config that a problem takes: by times on record, or by timing the close ones once."""
+    configs, alternatives = _plan(problem, ordinal)
+
+    def trials() -> TrialCalls:
+        own = arrays.empty_like(out)
+        return TrialCalls(lambda number: partial(run, configs[number], out=own))
+
+    return configs[alternatives.choose(used, trials if settings.tune else None)]
 
 
 def _launch(

@@ -25,26 +25,23 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
-from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import RankedConfig, close
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
 from tilewright.measure.choosing import Choice
-from tilewright.ops import arrays
+from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls, described
+from tilewright.ops.product_graphs import StridedProduct, prepare_strided
 from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
 
-_INPUTS = (
-    dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.float8e4nv, dtypes.float8e5, dtypes.int8,
-)  # fmt: skip
-_OUTPUTS = (*arrays.FLOATS, dtypes.int32)
+_INPUTS = (*arrays.FLOATS, *arrays.NARROW)
+_OUTPUTS = (*arrays.FLOATS, dtypes.int32, *arrays.NARROW)
 _MEMORY_BOUND_ROWS = 256  # up to which products are bound by the memory that weights come from
 
 
@@ -55,7 +52,8 @@ class Operands:
     a: ArrayView
     b: ArrayView
     out: ArrayView
-    extra: tuple[Any, ...]  # views and numbers, in the order of `Epilogue.operands`
+    extra: tuple[Any, ...]  # views and numbers, in the order of `parts.operands`
+    parts: EpilogueParts
 
     @property
     def views(self) -> list[ArrayView]:
@@ -155,8 +153,8 @@ def _same_kind(found: ArrayView, name: str) -> ArrayView:
 
 def epilogue_of(
     arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, out: ArrayView
-) -> tuple[Epilogue, tuple[Any, ...]]:
-    """The epilogue that the arguments ask for, and its operands."""
+) -> tuple[EpilogueParts, tuple[Any, ...]]:
+    """The epilogue that the arguments ask for, and its operands; `rows` are those of all batches."""
     given: dict[str, Any] = {}
     kinds: dict[str, Any] = {}
     for name, length in (("scale_a", rows), ("scale_b", columns)):
@@ -190,33 +188,30 @@ def epilogue_of(
         if (found.strides[2] != 1 and columns > 1) or (batches > 1 and found.strides[0] != stride * count):
             raise LaunchError("residual must have contiguous rows, evenly apart over all batches: make it contiguous")
         given["residual"], given["residual_stride"] = found, stride
-    given["rows"], given["columns"] = rows, columns
+    inverse = calls.scale_of_results(output, output.bits > 8, arguments.get("out_scale"))
+    given["rows"], given["columns"], given["inverse_scale"] = rows, columns, *(inverse or (1.0,))
     if kinds.get("scale_a") == "block":
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
     parts = EpilogueParts(
         kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
-        "residual" in given, arguments.get("gate") or "", exact=output != dtypes.bfloat16 or bool(settings.interpret),
+        "residual" in given, arguments.get("gate") or "",
+        exact=output not in (dtypes.bfloat16, *arrays.NARROW) or bool(settings.interpret),
+        stored=output if inverse else None,
     )  # fmt: skip
-    return parts.epilogue, tuple(given[name] for name in parts.operands)
+    return parts, tuple(given[name] for name in parts.operands)
 
 
 _BESIDES_GATE = ("scale_a", "scale_b", "bias", "activation", "residual")
 
 
-def _result_type(input: DType, out: ArrayView | None, out_dtype: Any) -> DType:
-    if out is not None:
-        return out.element
-    if out_dtype is not None:
-        return arrays.element_type(out_dtype)
-    return {"int8": dtypes.int32}.get(input.name, input if input.itemsize > 1 else dtypes.bfloat16)
-
-
 def _check_inputs(left: ArrayView, right: ArrayView, output: DType) -> None:
-    if left.element != right.element:
+    for found in (left, right):
+        if found.element not in _INPUTS:
+            raise LaunchError(f"{found.element.name} is not multiplied: there are {', '.join(e.name for e in _INPUTS)}")
+    alike = {left.element, right.element} <= set(arrays.NARROW) and left.element.is_float == right.element.is_float
+    if left.element != right.element and not alike:
         raise LaunchError(f"a and b must have one element type, got {left.element.name} and {right.element.name}")
-    if left.element not in _INPUTS:
-        raise LaunchError(f"{left.element.name} is not multiplied: there are {', '.join(e.name for e in _INPUTS)}")
-    if output not in _OUTPUTS or (output == dtypes.int32 and left.element != dtypes.int8):
+    if output not in _OUTPUTS or (output == dtypes.int32 and not left.element.is_integer):
         raise LaunchError(f"products of {left.element.name} are not stored as {output.name}")
 
 
@@ -225,7 +220,8 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     first, second = arrays.view(a, "a"), arrays.view(b, "b")
     left, right = _matrices(first, "a"), _matrices(second, "b")
     target = arrays.view(out, "out") if out is not None else None
-    output = _result_type(left.element, target, out_dtype)
+    small = dtypes.int32 if left.element.is_integer else dtypes.bfloat16
+    output = arrays.result_type(left.element if left.element.itemsize > 1 else small, out, out_dtype)
     _check_inputs(left, right, output)
     columns = right.shape[2] // (2 if arguments.get("gate") else 1)
     shape = (*first.shape[:-1], columns)
@@ -243,7 +239,9 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     batches, rows, depth = left.shape
     if right.shape[0] == 1 and batches > 1:
         right = right.changed((batches, *right.shape[1:]), (0, *right.strides[1:]))
-    epilogue, extra = epilogue_of({**arguments, "shape": shape}, rows, right.shape[2], depth, output, target)
+    arguments = {**arguments, "shape": shape}
+    parts, extra = epilogue_of(arguments, batches * rows, right.shape[2], depth, output, target)
+    epilogue = parts.epilogue
     size = left.element.itemsize
     left, left_obstacle = _tidy(left, size)
     right, right_obstacle = _tidy(right, size)
@@ -261,11 +259,14 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
         rows, right.shape[2], depth, batches, left.element, output, left_transposed, right_transposed, epilogue,
         tuple(_operand_type(entry) for entry in extra), bool(arguments.get("weights_ready")),
         left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle, _aligned(epilogue, extra),
+        right=None if right.element == left.element else right.element,
     )  # fmt: skip
-    return problem, Operands(left, right, result, extra)
+    return problem, Operands(left, right, result, extra, parts)
 
 
 def _operand_type(entry: Any) -> str:
+    if isinstance(entry, float):
+        return "f32"
     return f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32"
 
 
@@ -292,6 +293,7 @@ class MatmulPlan:
         self.remarks: list[Remark] = []
         self.ranked: list[RankedConfig] = []
         self._kernels: dict[MatmulConfig, Any] = {}
+        self._strided: dict[tuple[Any, ...], StridedProduct] = {}  # by what they depend on besides the problem
         self.target = arrays.target_at(ordinal)
         self.machine = self.target.machine()
         reason = unsupported(problem, self.target)
@@ -299,14 +301,9 @@ class MatmulPlan:
             self.ranked = list(close(problem.shape_class, self.machine))
             reason = "" if self.ranked else "no config takes it"
         if reason:
-            self._use_portable(reason)
+            self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
         numbers, labels = range(len(self.ranked)), list(map(str, self.ranked))
         self.alternatives = Alternatives("matmul", problem.shape_class.key, ordinal, labels, numbers, numbers)
-
-    def _use_portable(self, reason: str) -> None:
-        if self.problem.cost.gated or self.problem.cost.blocks:
-            raise LaunchError(f"gates and scales of blocks need the tensor memory accelerator of Hopper: {reason}")
-        self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
 
     @property
     def choice(self) -> Choice | None:
@@ -355,7 +352,7 @@ class MatmulPlan:
         if problem.rows * problem.columns * problem.batches == 0:
             return lambda: None
         if not self.ranked:
-            return self._portable_runner(operands)
+            return partial(self._run_portable, operands)
         chosen = self.alternatives.choose(operands.views, partial(self._trials, operands) if self.effort else None)
         return self._runner(self.ranked[chosen].config, operands)
 
@@ -443,30 +440,20 @@ class MatmulPlan:
         launch.operands = operands  # type: ignore[attr-defined]
         return launch
 
-    def _portable_config(self) -> portable.PortableConfig:
-        """The tile of the portable kernel: of exact float32 the one that the model of multiply-adds takes for best."""
-        problem = self.problem
-        if self.ordinal is None or not problem.exact:
-            return portable.config(problem.rows, problem.columns, problem.input.itemsize)
-        tile, _ = ranked_tiles((problem,), self.machine)[0]
-        return portable.PortableConfig(tile.rows, tile.columns, tile.depth, tile.threads)
-
-    def _portable_runner(self, operands: Operands) -> Callable[[], Any]:
-        problem = self.problem
-        config = self._portable_config()
-        a, b, out = operands.a, operands.b, operands.out
-        batched = problem.batches > 1
-        numbers = (problem.rows, problem.columns, problem.depth, *a.strides[1:], *b.strides[1:], out.strides[1])
-        steps = (a.strides[0], b.strides[0], out.strides[0]) if batched else (0, 0, 0)
-        grid = (cdiv(problem.rows, config.BM) * cdiv(problem.columns, config.BN), problem.batches)
-        extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
-        constants: dict[str, Any] = {
-            "CONFIG": config, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
-            "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": problem.epilogue.function,
-            "num_warps": self.machine.warps(config.THREADS),
-        }  # fmt: skip
-        bases = (a.base, b.base, out.base)
-        return lambda: portable.matmul[grid](*bases, *numbers, *steps, *extra, **constants)
+    def _run_portable(self, operands: Operands) -> None:
+        """The kernels of engines that read any strides."""
+        extra = dict(zip(operands.parts.operands, operands.extra, strict=True))
+        given = {"a": operands.a, "b": operands.b}
+        given |= {name: found for name, found in extra.items() if isinstance(found, ArrayView)}
+        numbers = (extra.get("residual_stride", 0), extra.get("inverse_scale", 1.0))
+        unaligned = any(found.address % 16 for found in operands.views)
+        key = (operands.a.strides, operands.b.strides, *numbers, operands.out.contiguous, unaligned)
+        if key not in self._strided:
+            place, timed = arrays.common_place(operands.views, "matmul"), bool(self.effort)
+            self._strided[key] = prepare_strided(
+                self.problem, operands.parts, given, *numbers, operands.views, place, timed
+            )
+        self._strided[key].run(given, operands.out)
 
 
 def _bound(
@@ -496,7 +483,8 @@ def _bound(
 def kernel_types(config: MatmulConfig, operands: tuple[str, ...]) -> dict[str, Any]:
     """Types of the Hopper kernel's parameters for a config, and for the types of the epilogue's operands."""
     types: dict[str, Any] = {
-        "a": _map_type(config.left_block, config.INPUT), "b": _map_type(config.right_block, config.INPUT),
+        "a": _map_type(config.left_block, config.INPUT),
+        "b": _map_type(config.right_block, config.RIGHT or config.INPUT),
         "c": _map_type(config.out_block, config.OUTPUT), "c_tail": _map_type(config.tail_block, config.OUTPUT),
         **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
     }  # fmt: skip
@@ -510,8 +498,8 @@ def kernel_facts(problem: MatmulProblem) -> dict[str, Parameter]:
     for number, (name, kind) in enumerate(zip(problem.epilogue.operands, problem.operands, strict=True)):
         if name == "columns":
             divisors[f"extra_{number}"] = columns
-        elif problem.aligned and (kind != "i32" or name == "residual_stride"):
-            divisors[f"extra_{number}"] = 16 if kind != "i32" else 4  # elements of 16 bytes, or more
+        elif problem.aligned and (kind.startswith("*") or name == "residual_stride"):
+            divisors[f"extra_{number}"] = 16 if kind.startswith("*") else 4  # elements of 16 bytes, or more
     return {name: Parameter(name, divisor) for name, divisor in divisors.items() if divisor > 1}
 
 
@@ -584,13 +572,16 @@ def matmul(
     precision: str = "tf32",
     weights_ready: bool = False,
     effort: int | None = None,
+    out_scale: float | None = None,
 ) -> Any:
     """activation((a @ b) * scale_a * scale_b + bias) + residual.
 
     `a` is [..., M, K], `b` [K, N] or [..., K, N]; any strides (weights given as ``w.T`` of [N, K] are fastest).
-    Element types: bfloat16, float16, float32 (as tf32, or exactly: ``precision="ieee"``), float8 (e4m3fn, e5m2), int8.
-    Sums are float32, for int8 int32.  `out` [..., M, N] has contiguous rows of `out_dtype`: float32, float16, bfloat16,
-    for int8 also int32.  The default is int32 for int8, bfloat16 for float8, else the type of `a`.
+    Element types: bfloat16, float16, float32 (as tf32, or exactly: ``precision="ieee"``), float8 (e4m3fn, e5m2), int8,
+    uint8; the two of 8-bit floats, and of integers, may differ.  Sums are float32, of integers int32.  `out` [..., M,
+    N] has contiguous rows of `out_dtype`: float32, float16, bfloat16, of integers also int32, and int8, uint8, float8
+    of results divided by `out_scale`, rounded to the nearest and saturated.  The default is int32 for integers,
+    bfloat16 for float8, else the type of `a`.
 
     `bias` is [N], `residual` like out, `activation` one of relu, gelu, gelu_tanh, silu, sigmoid.  Activations of
     bfloat16 results are accurate to 4e-4 of their argument.  Scales are float32 arrays: `scale_a` of one number, of M,
@@ -600,12 +591,13 @@ def matmul(
     that the product may prefetch it before those kernels have ended.
 
     `effort` 0 uses the config with the least estimate; otherwise (`settings.tune`) close ones are timed once per shape
-    class and recorded on disk.  Arrays that tensor copies cannot move go to a portable kernel; `explain_matmul` says
+    class and recorded on disk.  Arrays that tensor copies cannot move go to the kernels that engines have for other
+    GPUs; `explain_matmul` says
     why.  Raises `LaunchError` for unsupported arguments.
     """
     arguments = {
         "bias": bias, "activation": activation, "residual": residual, "scale_a": scale_a, "scale_b": scale_b,
-        "gate": gate, "precision": precision, "weights_ready": weights_ready,
+        "gate": gate, "precision": precision, "weights_ready": weights_ready, "out_scale": out_scale,
     }  # fmt: skip
     if precision not in ("tf32", "ieee"):
         raise LaunchError(f"precision={brief(precision)}: expected tf32 or ieee")

@@ -1,42 +1,18 @@
 """The epilogue of attention, for the slots of its kernels: results are quantized before they are stored."""
 
-# mypy: ignore-errors
-# The bodies below are tile language, which has types of its own.
-
 from __future__ import annotations
-
-from functools import lru_cache
 
 import ml_dtypes
 
-import tilewright
-import tilewright.language as tl
-from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int8, uint8
+from tilewright.dtypes import float8e4nv, float8e5, float32, int8, uint8
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
-from tilewright.language.function import SourceFunction
-from tilewright.library.epilogue import Epilogue, EpilogueCost
+from tilewright.library.epilogue import Epilogue, EpilogueCost, quantizing
 from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.slots import Slots, chain_slots
 
 _QUANTIZED = (int8, uint8, float8e4nv, float8e5)
-
-
-@lru_cache(maxsize=64)
-def quantizing(dtype: DType, place: int = 0) -> SourceFunction:
-    """The epilogue that stores results times a number of `extra`, to the nearest of a type of 8 bits, what is beyond
-    its range at the end of that."""
-    stored, integers = tl.dtype(dtype), dtype.is_integer
-
-    @tilewright.jit
-    def epilogue(value, row, column, mask, extra):
-        value = value * extra[place]
-        if integers:
-            value = tl.math.rint(value)
-        return value.to(stored)
-
-    return epilogue
 
 
 def trailing_movement(group: Group) -> list[Node]:

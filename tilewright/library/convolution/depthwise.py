@@ -27,7 +27,7 @@ def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Ta
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
     rows, block, threads = window_blocks(sizes["pixels"], columns, target)
     constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
-                                 "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
+                                 "MASK": columns % block != 0, "TYPE": language_type(anchor.output.dtype),
                                  "EPILOGUE": slots.function}  # fmt: skip
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
     tensors = {"x": x, "w": weights, "out": slots.stored}

@@ -66,6 +66,7 @@ class MatmulProblem:
     aligned: bool = True
     at_most: int = 0
     singly: tuple[bool, bool] = (False, False)
+    right: DType | None = None  # the type of `b`, where it is not that of `a`
 
     @property
     def cost(self) -> EpilogueCost:
@@ -104,8 +105,9 @@ class MatmulProblem:
         """The problem in one line."""
         order = ("t" if self.left_transposed else "n") + ("n" if self.right_transposed else "t")
         batches = f"{self.batches}x" if self.batches > 1 else ""
+        kinds = self.input.name if self.right is None else f"{self.input.name} by {self.right.name}"
         parts = [
-            f"{batches}{self.rows}x{self.columns}x{self.depth} {self.input.name}->{self.output.name} {order}",
+            f"{batches}{self.rows}x{self.columns}x{self.depth} {kinds}->{self.output.name} {order}",
             *([self.epilogue.described] if self.epilogue.described else []),
             *self.operands,
         ]

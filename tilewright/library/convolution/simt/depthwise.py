@@ -40,7 +40,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     images, out_height = out.shape[0], out.shape[1]
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], anchor.attributes), "ITEMS": _ITEMS,
-        "TYPE": language_type(x.dtype), "EPILOGUE": slots.rounded().function,
+        "TYPE": language_type(out.dtype), "EPILOGUE": slots.rounded().function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}

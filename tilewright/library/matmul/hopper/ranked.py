@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import tilewright.language as tl
 from tilewright.library.matmul.hopper.choice import Finish, close_configs, finished, ranked_configs
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
@@ -24,7 +25,8 @@ class RankedConfig:
 
 def _with_epilogue(problem: MatmulProblem) -> Finish:
     """What finishes a config: the functions of the problem's epilogue."""
-    return partial(finished, problem=problem, DEPENDENT=problem.weights_ready, **problem.epilogue.fields)
+    right = None if problem.right is None else tl.dtype(problem.right)
+    return partial(finished, problem=problem, RIGHT=right, DEPENDENT=problem.weights_ready, **problem.epilogue.fields)
 
 
 def candidates(problem: MatmulProblem, machine: Machine) -> tuple[RankedConfig, ...]:

@@ -1,0 +1,197 @@
+"""Products on arrays as small graphs, for the kernels that engines have: what tensor copies and wgmma cannot compute.
+
+The product reads its arrays by their strides; what follows it are nodes, which are fused as those of a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright.dtypes import float32, int32
+from tilewright.errors import LaunchError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.quantization import SCALE_BLOCK
+from tilewright.library.candidate import Candidate
+from tilewright.library.epilogue_parts import EpilogueParts
+from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, describe
+from tilewright.library.matmul.simt import product_candidates
+from tilewright.library.select import candidates
+from tilewright.library.slots import epilogue_slots
+from tilewright.library.split import split_group
+from tilewright.ops import arrays, calls
+from tilewright.ops.arrays import ArrayView
+from tilewright.precision import IEEE, TF32
+from tilewright.runtime.cuda.streams import DevicePlace
+from tilewright.targets.base import Target
+
+_GATE_COLUMNS = 8  # of either half that lie beside each other (`ops.interleave_gate`)
+
+
+@dataclass(eq=False)
+class StridedProduct:
+    """A product by arrays of some strides, ready for launches."""
+
+    prepared: calls.Prepared
+
+    def run(self, given: dict[str, ArrayView], out: ArrayView) -> None:
+        """Multiply the arrays of `prepare_strided` into the view `out` of an array."""
+        if out.contiguous:
+            self.prepared.run(given, out)
+            return
+        # Rows of a larger array: computed elsewhere, and copied.
+        whole = arrays.view(arrays.empty(out, tuple(out.base.shape), out.element), "out")
+        self.prepared.run(given, whole)
+        out.base[...] = whole.base
+
+
+def prepare_strided(
+    problem: MatmulProblem, parts: EpilogueParts, given: dict[str, ArrayView], residual_stride: int, inverse: float,
+    used: list[ArrayView], place: DevicePlace | None, timed: bool,
+) -> StridedProduct:  # fmt: skip
+    """The product of "a" [batches, rows, depth] and "b" [batches, depth, columns] of the arrays that are `given`, the
+    others being those that `parts` names, for arrays like these.
+
+    `inverse` is that of the scale of results of 8 bits.  Raises `LaunchError`.
+    """
+    strides = (given["a"].strides, given["b"].strides)
+    whole = parts.scale_a == "block" or problem.depth == 0
+
+    def graph() -> Graph:
+        return _Writer(problem, parts, given, residual_stride, inverse).graph()
+
+    def divided(graph: Graph, target: Target) -> calls.Divided:
+        target = target.without_tensor_copies().with_precision(IEEE if problem.exact or whole else TF32)
+        return _divided(graph, target, None if whole else (problem.batches, *strides))
+
+    key = ("matmul", problem, parts, strides, residual_stride, inverse)
+    return StridedProduct(calls.prepared(key, problem.shape_class.key, used, place, graph, divided, timed))
+
+
+class _Writer:
+    """The graph of a product: what its inputs are, and what follows its sums."""
+
+    def __init__(
+        self, problem: MatmulProblem, parts: EpilogueParts, given: dict[str, ArrayView], residual_stride: int,
+        inverse: float,
+    ) -> None:  # fmt: skip
+        self.problem, self.parts, self.given = problem, parts, given
+        self.residual_stride, self.inverse = residual_stride, inverse
+        self.b = GraphBuilder("matmul")
+        self.lead = (problem.batches,) if problem.batches > 1 else ()
+
+    def graph(self) -> Graph:
+        problem, parts, b = self.problem, self.parts, self.b
+        values = {name: b.input(name, found.element, self._shape(name, found)) for name, found in self.given.items()}
+        y = self._sums(values)
+        columns = problem.columns // (2 if parts.gate else 1)
+        if parts.operands or parts.activation or parts.gate or problem.output != int32:
+            y = b.op("cast", [y], dtype=float32) if y.dtype != float32 else y
+        if parts.scale_a not in ("", "block"):
+            shape = () if parts.scale_a == "tensor" else (*self.lead, problem.rows, 1)
+            y = b.op("multiply", [y, b.op("reshape", [values["scale_a"]], shape=shape)])
+        if parts.scale_b not in ("", "block"):
+            shape = () if parts.scale_b == "tensor" else (problem.columns,)
+            y = b.op("multiply", [y, b.op("reshape", [values["scale_b"]], shape=shape)])
+        if parts.bias:
+            y = b.op("add", [y, b.op("cast", [values["bias"]], dtype=float32)])
+        if parts.gate:
+            pairs = (*self.lead, problem.rows, columns // _GATE_COLUMNS, 2, _GATE_COLUMNS)
+            halves, axis = b.op("reshape", [y], shape=pairs), len(pairs) - 2
+            left, right = (
+                b.op("reshape", [b.op("slice", [halves], axis=axis, start=half, stop=half + 1, step=1)],
+                     shape=(*self.lead, problem.rows, columns))
+                for half in (0, 1)
+            )  # fmt: skip
+            y = b.op("multiply", [calls.activated(b, left, parts.gate), right])
+        y = calls.activated(b, y, parts.activation)
+        if parts.residual:
+            added = values["residual"]
+            if self.residual_stride != columns:
+                added = b.op("slice", [added], axis=1, start=0, stop=columns, step=1)
+            added = b.op("reshape", [b.op("cast", [added], dtype=float32)], shape=y.shape)
+            y = b.op("add", [y, added])
+        y = calls.quantized(b, y, problem.output, self.inverse) if problem.output.bits == 8 else y
+        b.output(b.op("cast", [y], dtype=problem.output) if y.dtype != problem.output else y)
+        return b.finish()
+
+    def _shape(self, name: str, found: ArrayView) -> tuple[int, ...]:
+        """The shape of an input: of operands that are read by their strides, whatever they are."""
+        problem = self.problem
+        if name == "residual":
+            return (problem.rows * problem.batches, self.residual_stride)
+        if name == "b" and self.parts.scale_a == "block" and problem.columns and found.strides[2] != 1:
+            return (problem.columns, problem.depth)
+        return (*self.lead, *found.shape[1:]) if name in ("a", "b") else found.shape
+
+    def _sums(self, values: dict[str, Value]) -> Value:
+        problem, b = self.problem, self.b
+        shape = (*self.lead, problem.rows, problem.columns)
+        integers = problem.input.is_integer
+        if not problem.depth:
+            return b.op("full", [], shape=shape, value=0, dtype=int32 if integers else float32)
+        if self.parts.scale_a == "block":
+            return self._sums_of_blocks(values)
+        dtype = int32 if integers else float32 if problem.input.bits == 8 else None
+        return b.op("matmul", [values["a"], values["b"]], dtype=dtype)
+
+    def _sums_of_blocks(self, values: dict[str, Value]) -> Value:
+        """Sums of floats: both operands times their scales, which are read where they lie."""
+        problem, given = self.problem, self.given
+        for name in ("a", "b"):
+            found = given[name]
+            turned = found.changed((*found.shape[:1], *found.shape[:0:-1]), (found.strides[0], *found.strides[:0:-1]))
+            if self.lead or not (found.contiguous or (name == "b" and turned.contiguous)):
+                raise LaunchError(f"{name} with scales of blocks must be contiguous matrices, got {found.described}")
+        transposed = values["b"].shape[0] == problem.columns and given["b"].strides[2] != 1
+        left = self._scaled(values["a"], values["scale_a"], 1, SCALE_BLOCK)
+        sizes = (SCALE_BLOCK, SCALE_BLOCK)
+        scale = values["scale_b"]
+        scale = scale if transposed else self.b.op("permute", [scale], order=(1, 0))
+        return self.b.op("matmul", [left, self._scaled(values["b"], scale, *sizes)], transpose_b=transposed)
+
+    def _scaled(self, x: Value, scale: Value, rows: int, columns: int) -> Value:
+        """x times a scale for each block of so many rows and columns, the last of which may be smaller."""
+        b = self.b
+        for axis, size in enumerate((rows, columns)):
+            if size == 1:
+                continue
+            shape = [*scale.shape[: axis + 1], 1, *scale.shape[axis + 1 :]]
+            wide = [*scale.shape[: axis + 1], size, *scale.shape[axis + 1 :]]
+            scale = b.op("broadcast_to", [b.op("reshape", [scale], shape=tuple(shape))], shape=tuple(wide))
+            joined = [*wide[:axis], wide[axis] * wide[axis + 1], *wide[axis + 2 :]]
+            scale = b.op("reshape", [scale], shape=tuple(joined))
+            scale = b.op("slice", [scale], axis=axis, start=0, stop=x.shape[axis], step=1)
+        return b.op("multiply", [b.op("cast", [x], dtype=float32), scale])
+
+
+def _divided(graph: Graph, target: Target, strides: tuple[Any, ...] | None) -> calls.Divided:
+    """The groups of a graph, its product read by strides: (batches, those of a, those of b); None: as it says."""
+
+    def strided(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+        assert group.anchor is not None and strides is not None
+        product = _by_strides(describe(group.anchor, graph, 0), *strides)
+        return product_candidates(product, epilogue_slots(group, graph), group, target)
+
+    def found(group: Group, graph: Graph) -> list[Candidate]:
+        if strides is None or group.anchor is None or group.anchor.op != "matmul":
+            return candidates(group, graph, target)
+        try:
+            return strided(group, graph, target)
+        except NotImplementedError as reason:
+            return split_group(group, graph, target, strided, str(reason))
+
+    if strides is None:
+        return calls.fused_groups(graph, target)
+    fused = fuse(graph, target.kernels)
+    return graph, tuple(found(group, graph) for group in fused.groups), calls.between(fused)
+
+
+def _by_strides(product: GraphProduct, batches: int, a: tuple[int, ...], b: tuple[int, ...]) -> GraphProduct:
+    return replace(
+        product, a_row=a[1], a_depth=a[2], b_depth=b[1], b_column=b[2], batches=batches, inner_batches=batches,
+        a_batch=(0, a[0]) if batches > 1 else (0, 0), b_batch=(0, b[0]) if batches > 1 else (0, 0),
+    )  # fmt: skip
