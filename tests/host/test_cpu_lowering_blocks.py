@@ -453,5 +453,23 @@ def test_factors_of_channels_whose_length_is_known_when_they_run(length):
     function = traced(
         channels, {"x": "*f32", "factors": "*f32", "out": "*f32", "length": "i32", "n": "i32"}, {"BLOCK": 256}
     )
-    assert "masked.gather" in lowered(function).text and "repeat.one" in lowered(function).text
+    assert "masked.gather" in lowered(function).text and "mostly.together" in lowered(function).text
     check(function, [draw(n), draw(n // length + 2), np.zeros(n, np.float32), length, n], (-(-n // 256),))
+
+
+@tilewright.jit
+def wrapped_rows(x, out, n, stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = i // COLUMNS * stride + i % COLUMNS
+    tl.store(out + place, tl.load(x + place, mask=i < n) * 2.0, mask=i < n)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 20, 65, 130])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_rows_one_after_the_other_or_apart_in_one_block(columns, gap):
+    """Vectors inside of a row, over the end of rows that follow each other, and over gaps."""
+    rows, stride = 11, columns + gap
+    types = {"x": "*f32", "out": "*f32", "n": "i32", "stride": "i32"}
+    function = traced(wrapped_rows, types, {"COLUMNS": columns, "BLOCK": 128}, ("x", "out"))
+    n = rows * columns
+    check(function, [draw((rows, stride)), np.zeros((rows, stride), np.float32), n, stride], (-(-n // 128),))

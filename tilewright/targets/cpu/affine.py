@@ -51,6 +51,19 @@ class Along:
         return self.run % lanes == 0
 
 
+@dataclass(frozen=True)
+class Drift:
+    """x = step i + still numbers times quotients + a still number, for i along an axis.
+
+    A quotient (of what grows steadily by one number) never falls, or never rises.  So if all quotients are one and the
+    same, and the first and the last of some elements are as far apart as `step` alone makes them, all of them are.
+    """
+
+    step: int
+    quotients: frozenset[tuple[SSAValue, ...]] = frozenset()
+
+
+_STILL = Drift(0)
 UNKNOWN_STRIDE = Along(None, 1, 1, False)
 _KEEPS_STEP = {"add", "subtract", "offset"}
 
@@ -113,30 +126,35 @@ class AffineAnalysis:
             self._nonnegative[value] = _nonnegative(self, value)
         return self._nonnegative[value]
 
-    def is_monotone(self, value: SSAValue, axis: int) -> bool:
-        """Whether a value never falls, or never rises, along an axis: then all between two equal elements are equal."""
+    def drift(self, value: SSAValue, axis: int) -> Drift | None:
+        """How a value changes along an axis but for quotients; None if it changes in other ways."""
         operation, fact = value.definition, self.along(value, axis)
         if fact.step is not None and fact.run == 0:
-            return True
+            return Drift(fact.step)
         if operation is None or not operation.operands:
-            return False
-        operands = operation.operands
-        if operation.opcode in ("add", "subtract", "offset", "multiply"):
-            pairs = (operands, operands[::-1])
-            return any(self._is_still(still, axis) and self.is_monotone(other, axis) for still, other in pairs)
-        if operation.opcode in ("divide", "shift_right"):
-            return self._is_still(operands[1], axis) and self.is_monotone(operands[0], axis)
-        if operation.opcode in ("cast", "hint", "broadcast"):
+            return None
+        opcode, operands = operation.opcode, operation.operands
+        if opcode in ("cast", "hint", "broadcast"):
             source = operands[0].type
             same_axis = source.shape[axis] == value.type.shape[axis] and _is_index(source)
-            return same_axis and source.element.bits <= value.type.element.bits and self.is_monotone(operands[0], axis)
-        if operation.opcode == "expand_dims":
-            return self.is_monotone(operands[0], axis - (axis > integer(operation, "axis")))
-        return False
-
-    def _is_still(self, value: SSAValue, axis: int) -> bool:
-        fact = self.along(value, axis)
-        return fact.step == 0 and fact.run == 0
+            return self.drift(operands[0], axis) if same_axis and _bits(source) <= _bits(value.type) else None
+        if opcode == "expand_dims":
+            return self.drift(operands[0], axis - (axis > integer(operation, "axis")))
+        if len(operands) != 2 or opcode not in ("add", "subtract", "offset", "multiply", "divide", "remainder"):
+            return None
+        left, right = (self.drift(operand, axis) for operand in operands)
+        if left is None or right is None:
+            return None
+        if opcode in ("divide", "remainder"):
+            if right != _STILL or left.quotients:
+                return None
+            return Drift(left.step if opcode == "remainder" else 0, frozenset([tuple(operands)]))
+        if opcode == "multiply":
+            left, right = (left, right) if right == _STILL else (right, left)
+            return Drift(0, left.quotients) if right == _STILL and left.step == 0 else None
+        return Drift(
+            left.step + (-right.step if opcode == "subtract" else right.step), left.quotients | right.quotients
+        )
 
     # -- Blocks -----------------------------------------------------------------------------------
 
@@ -358,6 +376,10 @@ def reshape_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[ran
 
 def _is_index(type_: TensorType) -> bool:
     return type_.is_pointer or (type_.dtype.is_integer and not type_.dtype.is_bool)
+
+
+def _bits(type_: TensorType) -> int:
+    return 64 if type_.is_pointer else type_.dtype.bits
 
 
 def _lcm(a: int, b: int) -> int:

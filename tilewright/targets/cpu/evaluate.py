@@ -28,7 +28,7 @@ from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes, saturated_bytes
 from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
-from tilewright.targets.cpu.repeats import is_often_repeated, repeated_or_gathered
+from tilewright.targets.cpu.repeats import load_mostly, usual_step
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.streams import fetch_ahead, is_streamed
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, literal, vector_type
@@ -118,13 +118,16 @@ class Evaluator:
     def scope(self, outer: Block, *known: LLVMValue) -> Iterator[None]:
         """A loop body or conditional: code for outer levels goes to the end of block `outer`.
 
-        `known` are the values (the loop's index) that exist from this level on.
+        `known` are the values (the loop's index) that exist from this level on; those of a conditional exist before, but
+        what is computed from them is not wanted elsewhere.
         """
         self._scopes[-1].block = outer
         self._scopes.append(LoopScope())
+        before = {value.text: self._levels[value.text] for value in known if value.text in self._levels}
         for value in known:
             self._levels[value.text] = len(self._scopes) - 1
         yield
+        self._levels |= before
         self._scopes.pop()
         self._scopes[-1].block = None
 
@@ -678,8 +681,9 @@ class Evaluator:
         mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
     ) -> LLVMValue:  # fmt: skip
         self.note_access(operation, "gather", indices, mask)
-        if is_often_repeated(self, operation.operands[0], indices):
-            return repeated_or_gathered(self, operation, indices, mask, other)
+        usual = usual_step(self, operation.operands[0], indices)
+        if usual is not None:
+            return load_mostly(self, operation, indices, mask, other, usual)
         pointers = self.vector(operation.operands[0], indices, lanes)
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.ir.core import Operation
 from tilewright.ir.types import Element
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
+from tilewright.targets.cpu.repeats import store_mostly, usual_step
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
 
@@ -50,8 +51,11 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
             builder.masked_store(apart(builder, stored), address, combined, element.itemsize)
         return
     evaluator.note_access(operation, "scatter", indices, mask)
-    pointers = evaluator.vector(pointer, indices, lanes)
     chosen = combined or builder.constant(vector_type("i1", lanes), True)
+    if usual_step(evaluator, pointer, indices) == 1:
+        store_mostly(evaluator, pointer, indices, apart(builder, stored), chosen, element.itemsize)
+        return
+    pointers = evaluator.vector(pointer, indices, lanes)
     builder.scatter(stored, pointers, chosen, element.itemsize)
 
 
