@@ -118,8 +118,8 @@ class Evaluator:
     def scope(self, outer: Block, *known: LLVMValue) -> Iterator[None]:
         """A loop body or conditional: code for outer levels goes to the end of block `outer`.
 
-        `known` are the values (the loop's index) that exist from this level on; those of a conditional exist before, but
-        what is computed from them is not wanted elsewhere.
+        `known` are the values (the loop's index) that exist from this level on.  Those of a conditional exist before,
+        but what is computed from them is not wanted elsewhere.
         """
         self._scopes[-1].block = outer
         self._scopes.append(LoopScope())

@@ -3,8 +3,8 @@
     x + i // length             one factor for all elements of a channel
     x + i // n * stride + i % n rows one after the other
 
-A quotient never falls (`affine.Drift`).  So where the addresses of the first lane and the last are equal, or as far apart
-as the lanes, one element or a vector is accessed; elsewhere the lanes are gathered or scattered.
+A quotient never falls (`affine.Drift`).  So where the addresses of the first lane and the last are equal, or as far
+apart as the lanes, one element or a vector is accessed; elsewhere the lanes are gathered or scattered.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tilewright.ir.core import Operation, SSAValue
+from tilewright.targets.cpu.affine import constant_of
 from tilewright.targets.llvm.builder import Block, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
 
@@ -25,8 +26,11 @@ def usual_step(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> int
     """0 or 1 where the lanes of a pointer block are mostly one element, or next to each other; else None."""
     place = next(place for place, index in enumerate(indices) if index.lanes > 1)
     drift = evaluator.analysis.drift(pointer, place)
-    usual = drift is not None and len(drift.quotients) == 1 and drift.step in (0, 1)
-    return drift.step if drift is not None and usual else None
+    if drift is None or len(drift.quotients) != 1 or drift.step not in (0, 1):
+        return None
+    ((_, divisor),) = drift.quotients
+    known = constant_of(divisor)
+    return drift.step if known is None or known >= 2 * indices[place].lanes else None
 
 
 def load_mostly(
