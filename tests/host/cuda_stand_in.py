@@ -28,6 +28,7 @@ from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver as drivers
 from tilewright.runtime.cuda import memory, session, staging
 from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.failure_record import WORDS
 from tilewright.runtime.gpu_program import Program, Resources
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
@@ -35,7 +36,6 @@ from tilewright.runtime.slots import slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary
 from tilewright.targets.cpu.backend import CPUBackend
-from tilewright.targets.cpu.failures import WORDS
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.backend import NvidiaBackend

@@ -15,10 +15,10 @@ from tilewright.ir.core import Function
 from tilewright.ir.memory import ArrayPointer
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
+from tilewright.runtime.failure_record import WORDS, Failure
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.failures import WORDS, Failure
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import LoweredCPUKernel, lower
 from tilewright.targets.cpu.target import CPUTarget

@@ -14,8 +14,8 @@ import tilewright
 import tilewright.language as tl
 from tilewright.errors import ExecutionError
 from tilewright.ir.diagnostics import source_line
+from tilewright.runtime import failure_record
 from tilewright.settings import settings
-from tilewright.targets.cpu import failures
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import lower
 from tilewright.targets.cpu.target import CPUTarget
@@ -25,7 +25,7 @@ LIMIT = 0.3  # seconds
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch) -> None:
-    monkeypatch.setattr(failures, "WAITING_SECONDS", LIMIT)
+    monkeypatch.setattr(failure_record, "WAITING_SECONDS", LIMIT)
 
 
 @tilewright.jit
@@ -238,7 +238,7 @@ def holds_for_long(x, steps):
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_a_program_that_computes_for_longer_than_the_limit(threads: int, monkeypatch) -> None:
-    monkeypatch.setattr(failures, "WAITING_SECONDS", 0.1)
+    monkeypatch.setattr(failure_record, "WAITING_SECONDS", 0.1)
     x = np.zeros(5, np.int32)
     started = time.monotonic()
     with settings.scope(threads=threads):
@@ -247,7 +247,7 @@ def test_a_program_that_computes_for_longer_than_the_limit(threads: int, monkeyp
 
 
 def test_something_else_releases_the_lock(monkeypatch) -> None:
-    monkeypatch.setattr(failures, "WAITING_SECONDS", 30.0)
+    monkeypatch.setattr(failure_record, "WAITING_SECONDS", 30.0)
     x = np.array([1, 0], np.int32)
     release = threading.Timer(LIMIT / 3, lambda: x.__setitem__(0, 0))
     release.start()
@@ -265,7 +265,7 @@ def takes_work(x, count):
 
 
 def test_a_queue_of_work_is_progress(monkeypatch) -> None:
-    monkeypatch.setattr(failures, "WAITING_SECONDS", 0.001)
+    monkeypatch.setattr(failure_record, "WAITING_SECONDS", 0.001)
     x = np.zeros(1 + 300_000, np.int32)
     with settings.scope(threads=2):
         takes_work[(2,)](x, 300_000)

@@ -35,9 +35,9 @@ from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
 from tilewright.runtime.cuda.device import current_device
 from tilewright.settings import settings
+from tilewright.targets.kernels import unsupported_weights
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
-from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
 
@@ -220,7 +220,7 @@ def test_configs_of_all_problems() -> None:
     for _ in range(60):
         group, depth = int(draw.choice([8, 32, 64, 128, 384])), int(draw.integers(1, 40)) * 384
         dtype = BY_NAME[TYPES[draw.integers(len(TYPES))]]
-        assert not unsupported(bfloat16, dtype, float32, group, depth)
+        assert not unsupported_weights(bfloat16, dtype, float32, group, depth)
         rows, columns = int(draw.integers(1, 300)), int(draw.integers(1, 9000))
         zeros = bool(draw.integers(2)) and dtype.is_integer
         for epilogue in (Epilogue(), SILU):

@@ -39,6 +39,15 @@ class Address:
     number: int
 
 
+@dataclass(frozen=True)
+class Extent:
+    """The memory of an argument: its name, the address of its first byte, and how many bytes a kernel may reach."""
+
+    name: str = ""
+    first: int = 0
+    bytes: int = 2**62  # everywhere
+
+
 Lanes = np.ndarray | EllipsisType
 
 

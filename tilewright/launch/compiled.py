@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -17,15 +17,17 @@ from tilewright.errors import DeviceError, LaunchError, brief
 from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.diagnostics import located_execution_error, user_place
+from tilewright.ir.memory import Extent
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 from tilewright.ir.types import PointerType, TensorMapType
 from tilewright.language.function import SourceFunction
 from tilewright.launch import hooks, recompile
 from tilewright.launch.arguments import classify, is_writable, stored_array
-from tilewright.launch.bounds import Extent, failed_operation
+from tilewright.launch.bounds import extent_of
 from tilewright.launch.driver import GPUTarget
 from tilewright.once import once
+from tilewright.runtime import failure_record
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.launch import launch
@@ -34,8 +36,7 @@ from tilewright.runtime.signals import RAISED, raise_pending
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
-from tilewright.targets.base import Binary, Remark, Target
-from tilewright.targets.cpu import failures
+from tilewright.targets.base import Binary, HostBackend, Remark, Target
 from tilewright.targets.registry import backend_of
 
 logger = logging.getLogger("tilewright.jit")
@@ -330,7 +331,7 @@ class CompiledKernel:
         if not self.checks_bounds:
             return []
         described = zip(self.binary.parameters, names, arguments, strict=True)
-        return [Extent.of(name, argument) for kind, name, argument in described if kind.startswith("*")]
+        return [extent_of(name, argument) for kind, name, argument in described if kind.startswith("*")]
 
     @contextmanager
     def watched(self, extents: Sequence[Extent] = ()) -> Iterator[int]:
@@ -364,8 +365,8 @@ class CompiledKernel:
         record = _RECORD()
         if self.binary.asks:
             clock, ask = self._functions
-            limit = int(failures.WAITING_SECONDS * 1e9)
-            record[failures.CLOCK : failures.INTERRUPTED] = [clock, limit, ask, RAISED]
+            limit = int(failure_record.WAITING_SECONDS * 1e9)
+            record[failure_record.CLOCK : failure_record.INTERRUPTED] = [clock, limit, ask, RAISED]
         return record
 
     @cached_property
@@ -374,11 +375,12 @@ class CompiledKernel:
         return glue().imports["tilewright_clock"], glue().ask
 
     def _raise(self, record: ctypes.Array[ctypes.c_int64], extents: Sequence[Extent] = ()) -> NoReturn:
-        if record[failures.INTERRUPTED]:
+        if record[failure_record.INTERRUPTED]:
             raise_pending()
-        failure = failures.Failure.read(record)
+        failure = failure_record.Failure.read(record)
         assert failure is not None
-        operation, error = failed_operation(self.function, failure, extents)
+        backend = cast(HostBackend, backend_of(self.target))
+        operation, error = backend.failed_operation(self.function, failure, extents)
         place = user_place(operation.location)
         raise located_execution_error(error, operation.opcode, place, failure.program_id) from None
 
@@ -478,7 +480,7 @@ class CompiledKernel:
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
 
 
-_RECORD = ctypes.c_int64 * failures.WORDS
+_RECORD = ctypes.c_int64 * failure_record.WORDS
 
 
 def _restored(

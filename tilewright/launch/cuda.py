@@ -11,9 +11,9 @@ from tilewright.errors import LaunchError
 from tilewright.forks import cached_property
 from tilewright.frontend.values import ValueGroup
 from tilewright.ir.explicit import GREATEST_CTA_THREADS
+from tilewright.ir.memory import Extent
 from tilewright.launch import hooks
 from tilewright.launch.arguments import TENSOR_TYPES, array_of, classify, places_of
-from tilewright.launch.bounds import Extent
 from tilewright.launch.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.launch.cuda_driver import CudaDriver
 from tilewright.launch.driver import GPUTarget

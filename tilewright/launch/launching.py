@@ -20,9 +20,9 @@ from tilewright.forks import cached_property
 from tilewright.frontend.tracer import labels, leaf_names
 from tilewright.frontend.values import Static, ValueGroup
 from tilewright.ir.core import Function
+from tilewright.ir.memory import Extent
 from tilewright.launch import hooks
 from tilewright.launch.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
-from tilewright.launch.bounds import Extent
 from tilewright.launch.compiled import GREATEST_EXTENT, CompiledKernel, full_grid, read_only_error
 from tilewright.launch.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.runtime.launch import launcher

@@ -35,7 +35,7 @@ from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
-from tilewright.targets.nvidia.quantized_weights import unsupported
+from tilewright.targets.kernels import unsupported_weights
 
 _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _MOST_DEQUANTIZED = 4096  # prepared launches
@@ -107,7 +107,7 @@ def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8)
         raise LaunchError(f"weights cannot be packed: {canon}")
     codes, scale, zero = canon
     dtype, group = from_numpy(codes.dtype), depth // scale.shape[1]
-    reason = unsupported(dtypes.bfloat16, dtype, from_numpy(scale.dtype), group, depth)
+    reason = unsupported_weights(dtypes.bfloat16, dtype, from_numpy(scale.dtype), group, depth)
     if reason:
         raise LaunchError(f"weights cannot be packed: {reason}")
     panels = packing.panels_recipe(COLUMNS, True)

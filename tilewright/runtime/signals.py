@@ -55,7 +55,7 @@ _TEXT_WITHOUT_PYTHON = "define internal i1 @signals(ptr %raised) nounwind {\n  r
 
 _ASK_TEXT = """
 ; Asked by the loops of an instance whose end nobody knows: whether it shall end. `record` is of its launch
-; (`targets.cpu.failures`), `asked` when it asked last, 0 before that.
+; (`failure_record`), `asked` when it asked last, 0 before that.
 define i1 @tilewright_ask(ptr %record, ptr %asked) nounwind {
 entry:
   %state = load atomic i64, ptr %record monotonic, align 8

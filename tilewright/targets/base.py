@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.dtypes import DType
+from tilewright.errors import ExecutionError
 from tilewright.graph.kernel_facts import KernelFacts
-from tilewright.ir.core import Function
+from tilewright.ir.core import Function, Operation
+from tilewright.ir.memory import Extent
+from tilewright.runtime.failure_record import Failure
 from tilewright.targets.machine import Machine
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ class Binary:
     `arguments` is an array of 8-byte slots, one for each entry of `parameters` in order (pointers and
     integers as 64-bit values, sign- or zero-extended; floats in the low bytes of their slot, in the
     parameter's own format), followed by three slots with the grid's x, y and z extents, and in a kernel
-    that `records` one with the address of a record (`targets.cpu.failures`).  Instances
+    that `records` one with the address of a record (`runtime.failure_record`).  Instances
     `begin` to `end - 1` of the linear grid (x fastest) are run in order.  `scratch` is private to the
     call, 64-byte aligned, and at least `scratch_bytes` long.  One that `refuses` returns an i32: 1, and nothing was
     run, where arrays overlap in a way that its loops do not bear; the answer depends on the arguments only.
@@ -288,6 +291,15 @@ class HostBackend(Backend, Protocol):
 
     def assemble_plan(self, text: str) -> bytes:
         """The object file of a plan's LLVM module; plans of other targets are walked by the runtime."""
+        ...
+
+    def failed_operation(
+        self, function: Function, failure: Failure, extents: Sequence[Extent]
+    ) -> tuple[Operation, ExecutionError]:
+        """What failed in a traced kernel, an assertion, a loop or an access, and its error.
+
+        `extents` are what its pointers may reach, none where that is not checked.
+        """
         ...
 
     def c_function(self, function: Function, name: str) -> CFunction:

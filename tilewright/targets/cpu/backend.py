@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewright.errors import ExecutionError
 from tilewright.graph.target_passes import TargetPasses
-from tilewright.ir.core import Function
+from tilewright.ir.core import Function, Operation
+from tilewright.ir.memory import Extent
+from tilewright.runtime.failure_record import Failure
 from tilewright.targets.base import Binary, CFunction
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.options import OPTION_NAMES, CPUOptions
@@ -57,6 +60,14 @@ class CPUBackend:
     def assemble_plan(self, text: str) -> bytes:
         """See `targets.base.HostBackend`."""
         return assemble(text, self.target).image
+
+    def failed_operation(
+        self, function: Function, failure: Failure, extents: Sequence[Extent]
+    ) -> tuple[Operation, ExecutionError]:
+        """See `targets.base.HostBackend`."""
+        from tilewright.targets.cpu.failed import failed_operation
+
+        return failed_operation(function, failure, extents)
 
     def c_function(self, function: Function, name: str) -> CFunction:
         """See `targets.base.HostBackend`."""

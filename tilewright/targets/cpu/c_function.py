@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from tilewright.dtypes import DType
 from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.types import TensorType
+from tilewright.runtime.failure_record import WORDS
 from tilewright.targets.base import CFunction
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.failures import WORDS, assertions, failed
+from tilewright.targets.cpu.failures import assertions, failed
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import LoweredCPUKernel, lower
 from tilewright.targets.cpu.target import CPUTarget

@@ -9,7 +9,7 @@ instance shall end, because a handler raised or because another instance has fai
 from __future__ import annotations
 
 from tilewright.ir.core import Function
-from tilewright.targets.cpu.failures import ASK
+from tilewright.runtime.failure_record import ASK
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 _PASSES_UNASKED = 1 << 16  # between two calls: a power of two

@@ -22,8 +22,9 @@ from tilewright.dtypes import int1
 from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.ir.waiting import deciding_values
+from tilewright.runtime.failure_record import CLOCK, LIMIT, PROGRESS, RUNNING, VOTES
 from tilewright.targets.cpu.attributes import integer
-from tilewright.targets.cpu.failures import CLOCK, LIMIT, NUMBER, PROGRESS, RUNNING, VOTES, emit_failure
+from tilewright.targets.cpu.failures import NUMBER, emit_failure
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
 WAITS = "cpu.waits"  # the attribute of the assertions that `watch_waits` adds

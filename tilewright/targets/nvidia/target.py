@@ -19,10 +19,9 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.precision import TF32
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.gpu_program import LARGEST_GRID
-from tilewright.targets.kernels import GPU_KERNELS
+from tilewright.targets.kernels import GPU_KERNELS, unsupported_weights
 from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.machine import nvidia_machine
-from tilewright.targets.nvidia.quantized_weights import unsupported
 
 WARP_THREADS = 32
 
@@ -252,7 +251,7 @@ class NvidiaTarget:
         narrow, transposed = {dtypes.uint8, dtypes.int8}, set() if self.tf32 else {dtypes.float32}
         if self.fp8_mma:
             narrow |= {dtypes.float8e4nv, dtypes.float8e5}
-        found = replace(GPU_KERNELS, exact=not self.tf32, weight_limits=(unsupported,))
+        found = replace(GPU_KERNELS, exact=not self.tf32, weight_limits=(unsupported_weights,))
         if self.wgmma:
             found, transposed = replace(found, normed_rows=8), {*transposed, dtypes.float16, dtypes.bfloat16}
         return replace(found, narrow_types=frozenset(narrow), transposed_types=frozenset(transposed))

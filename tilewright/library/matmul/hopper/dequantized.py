@@ -28,8 +28,8 @@ from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.symbolic import product as size_of
 from tilewright.targets.base import Target
+from tilewright.targets.kernels import WEIGHT_STAGE, unsupported_weights
 from tilewright.targets.machine import Machine
-from tilewright.targets.nvidia.quantized_weights import STAGE, unsupported
 
 MOST_CANDIDATES = 4  # that are candidates
 CTA_ROWS = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
@@ -59,7 +59,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
     columns, depth = w.shape
     assert isinstance(columns, int) and isinstance(depth, int)
     steps = group_of(w, scale)
-    reason = target.without_wgmma or unsupported(x.dtype, w.dtype, scale.dtype, steps, depth)
+    reason = target.without_wgmma or unsupported_weights(x.dtype, w.dtype, scale.dtype, steps, depth)
     if reason:
         raise NotImplementedError(reason)
     slots = epilogue_slots(group, graph).rounded(columns)
@@ -151,13 +151,13 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
     group = problem.stage_group
     integer = problem.weights.is_integer
     low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0
-    stages = -(-problem.depth // STAGE)
+    stages = -(-problem.depth // WEIGHT_STAGE)
     for consumers, split, together in product(_CONSUMERS[batch], (1, 2, 4, 8), (1, 2, 3, 4)):
         # Sums beside those of a group would not fit the registers.
         many = batch == 256 or (batch * consumers == 256 and problem.weights.bits == 8)
         scaled = 0 < group < PIECE or many
         config = DequantizedConfig(
-            BATCH=batch, CONSUMERS=consumers, DEPTH=STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
+            BATCH=batch, CONSUMERS=consumers, DEPTH=WEIGHT_STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
             CODES=tl.int32 if integer else tl.dtype(problem.weights), BITS=problem.weights.bits, LOW=low,
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
             OUTPUT=tl.dtype(problem.output),
