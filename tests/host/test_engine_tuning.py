@@ -281,7 +281,7 @@ def test_kernels_for_sizes_that_are_not_timed_must_compile(driver, timed, rng, m
 
     monkeypatch.setattr(trials.KernelSet, "choice", choice)
     found = {0: whole, 1: other}
-    times, failures, _ = trials.Trials(graph, target, current_device(), False).measure(found, {"rows": 1})
+    times, failures, *_ = trials.Trials(graph, target, current_device(), False).measure(found, {"rows": 1})
     assert list(times) == [1] and "shared memory" in str(failures[0])
 
 
@@ -303,7 +303,7 @@ def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cach
         seen: list[Any] = []
         monkeypatch.setattr(trials.Launch, "__call__", lambda launch, stream, places, seen=seen: seen.append(places))
         monkeypatch.setattr(timing, "replay_times", lambda work, rounds: [work[0](0), work[1](0)] and [[1.0], [2.0]])
-        times, failures, _ = trials.Trials(graph, target, current_device(), cold).measure(dict(enumerate(found)), {})
+        times, failures, *_ = trials.Trials(graph, target, current_device(), cold).measure(dict(enumerate(found)), {})
         assert times[0] < times[1] and not failures
         weights.append([len({places[number] for places in seen}) for number in range(3)])
     assert weights[0] == [1, 1, 1] and sorted(weights[1]) == [1, 1, 64]

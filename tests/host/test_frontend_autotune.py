@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilewright import Config
 from tilewright.errors import AutotunerError
 from tilewright.launch.autotune import Autotuner
 from tilewright.measure.record import FILE_NAME, TimingCache
+from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.targets.registry import get_target
 
@@ -171,6 +173,30 @@ def test_a_damaged_line_is_measured_again(tmp_path: Path) -> None:
     path.write_bytes(lines[0] + lines[1][:-9] + b"\n" + lines[2])
     tuned()[grid](x, 64)
     assert len(path.read_bytes().splitlines()) == 4
+
+
+def test_nothing_else_is_timed_on_the_device_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each configuration is measured with the lock that engines and operations time with; what it times itself does not
+    wait for it."""
+    held, seen = list[Path](), list[int]()
+
+    @contextmanager
+    def exclusive(path: Path) -> Iterator[None]:
+        assert path not in held, "it would wait for itself"
+        held.append(path)
+        yield
+        held.remove(path)
+
+    monkeypatch.setattr(safe_files, "exclusive", exclusive)
+    inner = tuned(flagged, configs=[Config({"BLOCK": block, "EVEN": True}) for block in (64, 128)])
+
+    def bench(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        seen.append(len(held))
+        inner[grid](np.zeros(64, np.float32), 64)
+        return [1.0] * len(quantiles)
+
+    tuned(do_bench=bench)[grid](np.zeros(64, np.float32), 64)
+    assert seen == [1, 1, 1] and not held and len(inner.configs_timings) == 2
 
 
 @pytest.mark.parametrize("times", [0.25, [0.25], [0.25, 0.1, 0.5]])

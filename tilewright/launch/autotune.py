@@ -16,7 +16,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,9 @@ from tilewright.launch.arguments import place_of
 from tilewright.launch.heuristics import Heuristics, KernelWrapper
 from tilewright.launch.jit import JITFunction
 from tilewright.launch.launchers import device_launching
-from tilewright.measure.choosing import ranked
+from tilewright.measure.choosing import Measured, Records, TuningProblem, ranked
 from tilewright.measure.keys import device_name, problem_key
-from tilewright.measure.record import Timing, TimingCache, is_time
+from tilewright.measure.record import is_time
 from tilewright.measure.timers import call_times, graph_call_times, quantiles_of
 from tilewright.runtime.cuda import device as devices
 from tilewright.settings import settings
@@ -255,24 +255,35 @@ class Autotuner(KernelWrapper):
         configs = self._pruned(self._positional(arguments), keywords)
         if len(configs) == 1:
             return configs[0]
-        record = self._record(key, arguments, keywords)
+        labels = self._labels(configs, arguments, keywords)
+        records, problem = self._problem(key, labels, arguments, keywords)
         timings: dict[Config, Any] = {}
         self.failures = {}
         measured = False
         start = time.perf_counter()
-        for config in configs:
-            label = self._label(config, arguments, keywords)
-            if record is not None and label is not None and (recorded := record.find(label)) is not None:
-                timings[config] = recorded
-                continue
+
+        def measure(number: int, _key: str) -> Measured:
+            """The times of a configuration that are not on record."""
+            nonlocal measured
+            config, nothing = configs[number], Measured({}, {}, "")
+            if _recorded(problem, labels[number]) is not None:
+                return nothing
             measured = True
             try:
                 timings[config] = self._time(config, grid, arguments, keywords)
             except Exception as error:  # whatever one configuration does wrong, the others are still candidates
                 timings[config], self.failures[config] = _FAILED, error
-                continue
-            if record is not None and label is not None:
-                record.add(label, timings[config])
+                return nothing
+            values = [float(value) * 1e3 for value in np.atleast_1d(timings[config])]
+            recordable = labels[number] is not None and all(map(is_time, values))
+            return Measured({number: values[0]}, {}, "", {number: values}) if recordable else nothing
+
+        records.look_up(problem)
+        for number, config in enumerate(configs):
+            if _recorded(problem, labels[number]) is None:
+                records.time(problem, partial(measure, number))
+            if config not in timings:
+                timings[config] = _recorded(problem, labels[number])
         self.bench_time = time.perf_counter() - start
         self.configs_timings = timings
         if len(self.failures) == len(configs):
@@ -282,7 +293,7 @@ class Autotuner(KernelWrapper):
             ) from first.with_traceback(None)
         if self.failures:
             logger.warning("kernel '%s': %d configurations failed\n%s", self.name, len(self.failures), self._table())
-        best = min(timings, key=lambda config: _median(timings[config]))
+        best = configs[ranked([_median(timings[config]) for config in configs], most=1)[0]]
         if measured:
             self.pre_hook({**self.named(arguments, keywords), **best.all_kwargs()}, reset_only=True)
         self._report(key, best, measured)
@@ -343,22 +354,41 @@ class Autotuner(KernelWrapper):
 
     # On record
 
-    def _record(self, key: tuple[Any, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> _Record | None:
-        """Where the times for a tuning key are on record; None where code that cannot be hashed takes part."""
-        hooked = self.pre_hook != self._prepare_arguments or self.post_hook != self._restore_arguments
-        trusted = not hooked and self._measure is None
-        if not (trusted if self.cache_results is None else self.cache_results):
-            return None
+    def _problem(
+        self,
+        key: tuple[Any, ...],
+        labels: Sequence[str | None],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> tuple[Records, TuningProblem]:
+        """The times on record of the device, and the problem of a tuning key.
+
+        `labels` tell configurations apart; those without one have times that are not put on record.
+        """
         named = self.named(arguments, keywords)
         constants = {parameter.name for parameter in self.kernel.parameters if parameter.constexpr}
-        target, device = _machine(value for name, value in named.items() if name not in constants)
+        target, device, address = _machine(value for name, value in named.items() if name not in constants)
         parts = (
             self.kernel.fingerprint(),
             describe(key, set()),
             sorted((name, describe(unwrap(named[name]), set())) for name in constants & named.keys()),
             (settings.threads, settings.interpret, self.reset_to_zero, self.restore_value, self.use_cuda_graph),
         )
-        return _Record(device, problem_key("autotune", target, (), *parts), f"{self.name} {', '.join(map(str, key))}")
+        name, numbers = f"{self.name} {', '.join(map(str, key))}", range(len(labels))
+        known = [f"configuration {number}" if label is None else label for number, label in enumerate(labels)]
+        problem = TuningProblem({problem_key("autotune", target, (), *parts): name}, known, numbers, numbers)
+        return Records(device, address=address), problem
+
+    def _labels(
+        self, configs: Sequence[Config], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> list[str | None]:
+        """What tells configurations apart on record; None where nothing is to be reused, or where code that cannot be
+        hashed takes part."""
+        hooked = self.pre_hook != self._prepare_arguments or self.post_hook != self._restore_arguments
+        trusted = not hooked and self._measure is None
+        if settings.always_compile or not (trusted if self.cache_results is None else self.cache_results):
+            return [None] * len(configs)
+        return [self._label(config, arguments, keywords) for config in configs]
 
     def _label(self, config: Config, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str | None:
         """What tells a configuration from others on record; None where code that cannot be hashed takes part."""
@@ -386,35 +416,20 @@ class Autotuner(KernelWrapper):
         self.restore_copies = {}
 
 
-@dataclass(frozen=True)
-class _Record:
-    """Where the times of a kernel's configurations for one tuning key are on record; `name` is for people."""
-
-    device: str
-    key: str
-    name: str
-
-    def find(self, label: str) -> Any:
-        """Milliseconds of a configuration, the quantiles that were measured; None where there are none."""
-        timing = TimingCache.of_settings().find(self.key, self.device) if not settings.always_compile else None
-        quantiles = timing.quantiles.get(label) if timing is not None else None
-        return quantiles and [value / 1e3 for value in quantiles]
-
-    def add(self, label: str, milliseconds: Any) -> None:
-        """Put the times of a configuration on record, if they are times."""
-        values = [float(value) * 1e3 for value in np.atleast_1d(milliseconds)]
-        if all(map(is_time, values)):
-            timing = Timing(self.device, self.key, self.name, {label: values[0]}, quantiles={label: values})
-            TimingCache.of_settings().add(timing)
+def _recorded(problem: TuningProblem, label: str | None) -> list[float] | None:
+    """Milliseconds of a configuration, the quantiles that were measured; None where none are on record."""
+    found = (timing.quantiles.get(label) for timing in problem.times) if label is not None else ()
+    return next(([value / 1e3 for value in values] for values in found if values), None)
 
 
-def _machine(values: Iterable[Any]) -> tuple[Target, str]:
-    """The target that a kernel called with these arguments is compiled for, and the name of the device."""
+def _machine(values: Iterable[Any]) -> tuple[Target, str, str]:
+    """The target that a kernel called with these arguments is compiled for, the name of the device, and its address."""
     place = place_of(values)
     if place is None:
         target = get_target("cpu")
-        return target, target.description
-    return device_launching(place.family).target_of(place.ordinal), device_name(devices.device(place.ordinal))
+        return target, target.description, ""
+    gpu = devices.device(place.ordinal)
+    return device_launching(place.family).target_of(place.ordinal), device_name(gpu), gpu.address
 
 
 def _text(value: Any) -> str:

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from tilewright.errors import TilewrightError
@@ -44,11 +47,15 @@ class Choice:
 
 
 class Measured(NamedTuple):
-    """Microseconds of candidates by their numbers, what those raised that cannot be used, and how it was timed."""
+    """Microseconds of candidates by their numbers, what those raised that cannot be used, and how it was timed.
+
+    `quantiles` of their runs, in microseconds, are for people who ask for them.
+    """
 
     microseconds: Mapping[int, float]
     failures: Mapping[int, Exception]
     context: str
+    quantiles: Mapping[int, Sequence[float]] = {}
 
 
 @dataclass
@@ -103,6 +110,16 @@ class TuningProblem:
         return microseconds, failures
 
 
+class _Timing(threading.local):
+    """The lock files that this thread holds."""
+
+    def __init__(self) -> None:
+        self.paths: set[Path] = set()
+
+
+_TIMING = _Timing()
+
+
 class Records:
     """Times to choose by, of one device: those that are given, then those of the cache directory, to which more go."""
 
@@ -128,15 +145,28 @@ class Records:
     def time(self, problem: TuningProblem, measure: Callable[[str], Measured]) -> None:
         """Put on record what ``measure(key)`` finds of the close candidates, for each key of a problem.
 
-        Processes take turns on a device, so that none disturbs another there; one that waited may find on record what
-        it was about to time.
+        Threads and processes wait for each other on a device, so that none disturbs another there; one that waited may
+        find on record what it was about to time.  What is timed may time others itself.
         """
-        with safe_files.exclusive(safe_files.private_folder(settings.cache_directory) / self._lock_file):
+        with self._alone_on_device():
             self.look_up(problem)
             if problem.is_known:
                 return
             problem.times = [self._put(problem, key, measure(key)) for key in problem.keys]
             problem.source = "timed"
+
+    @contextmanager
+    def _alone_on_device(self) -> Iterator[None]:
+        path = safe_files.private_folder(settings.cache_directory) / self._lock_file
+        if path in _TIMING.paths:
+            yield
+            return
+        with safe_files.exclusive(path):
+            _TIMING.paths.add(path)
+            try:
+                yield
+            finally:
+                _TIMING.paths.discard(path)
 
     def _put(self, problem: TuningProblem, key: str, found: Measured) -> Timing:
         labels, name = problem.labels, problem.keys[key]
@@ -144,7 +174,9 @@ class Records:
         for label, text in failures.items():
             logger.warning("%s: %s cannot be used: %s", name, label, text)
         microseconds = {labels[index]: round(value, 3) for index, value in found.microseconds.items()}
-        return self.cache.add(Timing(str(self.device), key, name, microseconds, failures, found.context))
+        quantiles = {labels[index]: list(values) for index, values in found.quantiles.items()}
+        timing = Timing(str(self.device), key, name, microseconds, failures, found.context, quantiles)
+        return self.cache.add(timing) if microseconds or failures else timing
 
 
 def ranked(values: Sequence[float], within: float | None = None, most: int | None = None) -> list[int]:
