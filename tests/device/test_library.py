@@ -149,6 +149,18 @@ def test_convolutions_of_integers(torch: Any, channels: int, size: int, seed: in
     assert (result.double() - wanted).abs().max() <= 1
 
 
+def test_attention_by_the_kernels_of_engines(torch: Any, seed: int) -> None:
+    """Rows that are no multiples of 16 bytes apart: windows, soft caps and results of 8 bits are there, too."""
+    packed = normal(torch, seed, 2, 130, 3, 4, 68)[..., :64]
+    q, k, v = (packed[:, :, part].transpose(1, 2) for part in range(3))
+    scores = q.double() @ k.double().mT / 8
+    seen = torch.ones(130, 130, device="cuda", dtype=torch.bool).tril().triu(-49)
+    exact = torch.where(seen, 20 * torch.tanh(scores / 20), -torch.inf).softmax(-1) @ v.double()
+    close(torch, ops.attention(q, k, v, causal=True, window=50, softcap=20.0), exact)
+    stored = ops.attention(q, k, v, causal=True, window=50, softcap=20.0, out_dtype=torch.int8, out_scale=0.02)
+    assert (stored.double() - (exact / 0.02).clamp(-128, 127)).abs().max() <= 1.5
+
+
 def test_gates_and_scales_of_blocks_of_any_size(torch: Any, seed: int) -> None:
     a, gate, up = normal(torch, seed, 90, 75), normal(torch, seed + 1, 136, 75), normal(torch, seed + 2, 136, 75)
     result = ops.matmul(a, ops.interleave_gate(gate, up).T, gate="silu")

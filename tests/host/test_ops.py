@@ -400,6 +400,18 @@ def test_attention_where_copies_cannot_move(interpreted: None, rng: np.random.Ge
     check(ops.attention(q, k, v), powers / powers.sum(-1, keepdims=True) @ wide(v))
     with pytest.raises(LaunchError, match="q is not in steps of 16 bytes"):
         ops.attention(q, k, v, return_lse=True)
+    packed = normal(rng, 2, 30, 3, 2, 37)[..., :32]  # tokens, of which each has queries, keys and values
+    q, k, v = (packed[:, :, part].swapaxes(1, 2) for part in range(3))
+    seen = np.tril(np.ones((30, 30), bool)) & ~np.tril(np.ones((30, 30), bool), -9)
+    powers = np.where(seen, np.exp(wide(q) @ wide(k).swapaxes(2, 3) / math.sqrt(32)), 0)
+    exact = powers / powers.sum(-1, keepdims=True) @ wide(v)
+    out = np.zeros((2, 30, 2, 40), BF16)[..., 4:36].swapaxes(1, 2)
+    check(ops.attention(q, k, v, causal=True, window=9, out=out), exact)
+    stored = ops.attention(q, k, v, causal=True, window=9, out_dtype=np.int8, out_scale=0.02)
+    assert np.abs(wide(stored) - np.clip(exact / 0.02, -128, 127)).max() <= 1.5
+    apart = np.broadcast_to(q[:, :1, :, :], q.shape)
+    with pytest.raises(LaunchError, match="make it contiguous"):
+        ops.attention(apart, k, v)
 
 
 def test_attention_refuses(rng: np.random.Generator) -> None:

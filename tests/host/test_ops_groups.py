@@ -22,7 +22,7 @@ from tilewright.graph.core import Graph
 from tilewright.launch.jit import JITFunction
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.candidate import Table
-from tilewright.ops import arrays, attentions, calls, choosing, grouped
+from tilewright.ops import arrays, attentions, calls, choosing
 from tilewright.ops.arrays import view
 from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -386,31 +386,6 @@ def _timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
     monkeypatch.setattr(choosing.timers, "alone", times)
     return timed
-
-
-def test_close_configs_of_grouped_products_are_timed_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By launches into memory of their own, prepared once; configs are looked for once for each problem, and rows of a
-    class share what is on record."""
-    timed, own, looked = _timed_on_a_gpu(monkeypatch), list[bool](), list[int]()
-    configs = grouped.hopper_configs
-    monkeypatch.setattr(grouped, "hopper_configs", lambda *values: looked.append(1) or configs(*values))
-    for rows in (1000, 1000, 1020):
-        shapes = ((rows, 512), (4, 512, 256), (4,), (rows, 256))
-        operands = [view(np.zeros(shape, np.float16), "x") for shape in shapes]
-        problem = grouped.describe(operands[0], operands[1], operands[3], "gelu")
-
-        def prepare(config: object, *tensors: Any, processors: int, result: object = operands[3].base) -> Any:
-            own.append(tensors[-1] is not result)
-            return lambda: None
-
-        monkeypatch.setattr(grouped, "prepare_grouped", prepare)
-        for tune in (False, True):
-            with settings.scope(tune=tune):
-                plan = grouped._plan(problem, 4, 0, arrays.target_at(0))
-                chosen = grouped._config(plan, operands, arrays.target_at(0).machine())
-        expected = [config for config, _ in configs(problem, 4, arrays.target_at(0))]
-        assert chosen in expected[1:]
-    assert len(timed) == 1 and len(own) == timed[0] and all(own) and len(looked) == 4
 
 
 @pytest.fixture

@@ -97,10 +97,10 @@ def element_type(kind: Any) -> DType:
     return element_of(kind)
 
 
-def result_type(default: DType, out: Any, out_dtype: Any) -> DType:
+def result_type(default: DType, out: ArrayView | None, out_dtype: Any) -> DType:
     """The element type of a result: that of `out`, the one that is named, or the default."""
     if out is not None:
-        return view(out, "out").element
+        return out.element
     return default if out_dtype is None else element_type(out_dtype)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,11 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
-from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.hopper.choice import attention_configs, seconds_of, unsupported
 from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
-from tilewright.library.attention.kernel import attention as portable_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import quantizing
 from tilewright.measure.choosing import Choice, closest
@@ -30,7 +29,6 @@ from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 
@@ -104,11 +102,8 @@ class AttentionPlan:
         return self._scheduled[config]
 
     def _check_portable(self) -> None:
-        problem = self.problem
-        if problem.window or problem.ragged or problem.statistics or problem.output:
-            raise LaunchError(
-                f"windows, lengths, log-sum-exp and results of 8 bits need Hopper's tensor copies: {self.reason}"
-            )
+        if self.problem.ragged or self.problem.statistics:
+            raise LaunchError(f"lengths and log-sum-exp need Hopper's tensor copies: {self.reason}")
 
     def explain(self) -> str:
         """What runs, and why."""
@@ -129,7 +124,7 @@ class AttentionPlan:
         """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the config's epilogue."""
         views = (q, k, v, out, lse, lengths)
         if not self.configs:
-            return self._portable(q, k, v, out, scale)
+            return self._portable(q, k, v, out, scale, extra)
         if self.portions:
             return self._in_portions(views, scale, extra)
         assert self.alternatives is not None
@@ -172,15 +167,8 @@ class AttentionPlan:
         slots += [schedule.address, scheduled.table.shape[1], problem.queries, problem.keys, problem.heads]
         slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e), *extra]
         used = [found for found in views if found is not None]
-        stored = [stored_array(found.base) for found in (out, lse) if found is not None]
-
-        def run() -> None:
-            raise_versions(stored)
-            stream = arrays.stream_of(used)
-            self._keep_for_graphs(scheduled, stream)
-            start(grid, 1, 1, stream, *slots)
-
-        return run
+        stored = [found.base for found in (out, lse) if found is not None]
+        return calls.bound(start, (grid, 1, 1), slots, used, stored, partial(self._keep_for_graphs, scheduled))
 
     def _in_portions(
         self, views: tuple[ArrayView | None, ...], scale: float, extra: Sequence[float]
@@ -207,20 +195,26 @@ class AttentionPlan:
             scheduled.captured = True
             _CAPTURED.append(scheduled.array)
 
-    def _portable(self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, scale: float) -> Callable[[], Any]:
-        problem = self.problem
-        queries = min(64, max(16, next_power_of_2(problem.queries)))
-        grid = (cdiv(problem.queries, queries), problem.heads, problem.batches)
-        strides = [stride for found in (q, k, v, out) for stride in found.strides[:3]]
-        numbers = (problem.queries, problem.keys, problem.heads // problem.key_heads, scale)
-        constants: dict[str, Any] = {
-            "HEAD": problem.size, "VALUE_HEAD": problem.size, "BLOCK_S": queries, "BLOCK_T": 64,
-            "MASK_S": True, "MASK_T": True, "CAUSAL": problem.causal, "WINDOW": 0, "BIAS": 0,
-            "SOFTCAP": problem.softcap, "TYPE": tl.float32,
+    def _portable(
+        self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, scale: float, inverse: Sequence[float]
+    ) -> Callable[[], Any]:
+        """The kernels that engines have for every GPU."""
+        problem, given = self.problem, {"q": q, "k": k, "v": v}
+        options: dict[str, Any] = {
+            "scale": scale, "causal": problem.causal, "window": problem.window, "softcap": problem.softcap
         }  # fmt: skip
-        operands = (q.base, k.base, v.base, q.base, out.base)
-        rest = (0, 0, 0, 0, 0, 0, 0)
-        return lambda: portable_attention[grid](*operands, *numbers, *strides, *rest, **constants)
+
+        def graph() -> Graph:
+            b = GraphBuilder("attention")
+            y = b.op("attention", [calls.strided_input(b, name, found) for name, found in given.items()], **options)
+            b.output(calls.quantized(b, y, out.element, inverse[0]) if inverse else y)
+            return b.finish()
+
+        used = [*given.values(), out]
+        key = ("attention", problem, tuple(found.strides for found in given.values()), scale, tuple(inverse))
+        place = arrays.common_place(used, "attention")
+        prepared = calls.prepared(key, _size_class(problem), used, place, graph)
+        return lambda: prepared.run(given, out)
 
 
 def _size_class(problem: AttentionProblem) -> AttentionProblem:
@@ -367,7 +361,7 @@ def attention(
     gives zeros.  Sums and exponentials are float32.
     The result has q's type, or `out_dtype` (that of `out`): int8, uint8 or float8 (e4m3fn, e5m2) of results divided by
     `out_scale`, rounded to the nearest and saturated.
-    Windows, lengths, log-sum-exp and 8-bit results need a GPU of compute capability 9.0.  Raises `LaunchError`.
+    Lengths and log-sum-exp need a GPU of compute capability 9.0.  Raises `LaunchError`.
     """
     first, second, third = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
     ends = arrays.view(lengths, "lengths") if lengths is not None else None

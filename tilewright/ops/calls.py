@@ -25,6 +25,7 @@ from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.quantization import integer_range
+from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import (
@@ -45,6 +46,7 @@ from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
+from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate
 from tilewright.targets.base import Target
@@ -90,7 +92,12 @@ class Prepared:
         return tuple(found[each.index] for found, each in zip(self.candidates, self.alternatives, strict=True))
 
     def run(self, given: Mapping[str, ArrayView], out: ArrayView) -> None:
-        """Launch on arrays by the names of the graph's inputs; the result goes to `out`, contiguous."""
+        """Launch on arrays by the names of the graph's inputs; the result goes to `out`, the view of an array."""
+        if not out.contiguous:  # rows of a larger array: computed elsewhere, and copied
+            whole = arrays.view(arrays.empty(out, tuple(out.base.shape), out.element), "out")
+            self.run(given, whole)
+            out.base[...] = whole.base
+            return
         places: dict[Value, Any] = {value: given[value.name].base for value in self.graph.inputs}
         places[self.graph.outputs[0]] = out.base
         used = [*given.values(), out]
@@ -245,6 +252,54 @@ def between(fused: FusedGraph) -> tuple[Value, ...]:
     return tuple(value for value in made if value not in fused.graph.outputs)
 
 
+def bound(
+    start: Callable[..., None], grid: Sequence[int], slots: Sequence[Any], views: Sequence[ArrayView],
+    stored: Sequence[Any], before: Callable[[int], None] | None = None,
+) -> Callable[[], Any]:  # fmt: skip
+    """A launch with everything but the stream fixed, on the arrays `views`, which it keeps alive; it stores to those of
+    `stored`.  `before` is called with the stream."""
+    place, written = views[0].place, tuple(map(stored_array, stored))
+    if before is not None or place is None or len({found.place for found in views}) > 1 or place.library != "torch":
+
+        def run_ordered() -> None:
+            raise_versions(written)
+            stream = arrays.stream_of(views)
+            if before is not None:
+                before(stream)
+            start(*grid, stream, *slots)
+
+        return run_ordered
+    current, ordinal, raise_version = arrays.torch_stream(), place.ordinal, version_raiser()
+
+    def run() -> None:
+        raise_version(written)
+        start(*grid, current(ordinal), *slots)
+
+    run.operands = views  # type: ignore[attr-defined]
+    return run
+
+
+def strided_input(b: GraphBuilder, name: str, found: ArrayView) -> Value:
+    """The elements of an array with any strides that do not overlap: an input as large as what they are a part of, its
+    slices, and a permute.  Raises `LaunchError` for others."""
+    axes = sorted(range(len(found.shape)), key=lambda axis: (found.shape[axis] == 1, -found.strides[axis]))
+    shape, outer = [], None
+    for axis in axes:
+        extent, stride = found.shape[axis], found.strides[axis]
+        if extent > 1 and (stride < 1 or (outer is not None and (outer % stride or outer // stride < extent))):
+            raise LaunchError(f"{name} has rows that lie over each other, or are not evenly apart: make it contiguous")
+        shape.append(extent if extent == 1 or outer is None else outer // stride)
+        outer = stride if extent > 1 else outer
+    if outer is not None and outer != 1:
+        raise LaunchError(f"the last axis of {name} must be contiguous: make it contiguous")
+    value = b.input(name, found.element, shape)
+    for place, axis in enumerate(axes):
+        if shape[place] != found.shape[axis]:
+            value = b.op("slice", [value], axis=place, start=0, stop=found.shape[axis], step=1)
+    order = tuple(axes.index(axis) for axis in range(len(axes)))
+    return value if order == tuple(range(len(axes))) else b.op("permute", [value], order=order)
+
+
 def activated(b: GraphBuilder, y: Value, activation: str | None) -> Value:
     """An activation of a value, by its name in `library.activations.ACTIVATIONS`, if there is one."""
     if not activation:
@@ -283,7 +338,8 @@ def _numbers(sizes: Sequence[Size]) -> tuple[int, ...]:
 
 def result_like(first: ArrayView, shape: Sequence[int], element: Any, out: Any) -> ArrayView:
     """`out`, or a new array of this shape; raises `LaunchError` where it is not contiguous or of another shape."""
-    target = arrays.view(arrays.empty(first, shape, element) if out is None else out, "out")
+    target = arrays.view(arrays.empty(first, shape, element), "out") if out is None else out
+    target = target if isinstance(target, ArrayView) else arrays.view(target, "out")
     if target.shape != tuple(shape) or target.element != element or not target.contiguous:
         raise LaunchError(f"out must be contiguous {element.name} of shape {list(shape)}, got {target.described}")
     return target

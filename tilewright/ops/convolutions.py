@@ -115,7 +115,8 @@ def conv2d(
     steps, pads, apart = window = window_of(stride, padding, dilation)
     shape = result_shape(image.shape, weights.shape, window, groups)
     default = int32 if image.element in _INTEGERS else image.element
-    stored = arrays.result_type(default, out, out_dtype)
+    given = None if out is None else arrays.view(out, "out")
+    stored = arrays.result_type(default, given, out_dtype)
     _check(image, weights, present, stored)
     if activation and activation not in ACTIVATIONS:
         raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
@@ -123,7 +124,7 @@ def conv2d(
     if added is not None and (added.shape != shape or (not integers and added.element != image.element)):
         raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {added.described}")
     inverse = calls.scale_of_results(stored, stored.bits > 8, out_scale)
-    target = calls.result_like(image, shape, stored, out)
+    target = calls.result_like(image, shape, stored, given)
     place = arrays.common_place([*present.values(), target], "conv2d")
     if 0 in target.shape:
         return target.base

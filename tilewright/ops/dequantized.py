@@ -20,7 +20,6 @@ from tilewright.errors import LaunchError
 from tilewright.graph.passes.weight_products import canonical
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
-from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.library import packing
 from tilewright.library.matmul.hopper.dequantized import close_configs
@@ -29,11 +28,10 @@ from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matm
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
-from tilewright.ops.calls import result_like
+from tilewright.ops.calls import bound, result_like
 from tilewright.ops.choosing import Alternatives, TrialCalls
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.kernels import unsupported_weights
 
@@ -150,10 +148,11 @@ def dequantized_matmul(
     for extent in first.shape[:-1]:
         rows *= extent
     shape = (*first.shape[:-1], columns)
-    output = arrays.result_type(first.element, out, out_dtype)
+    given = None if out is None else arrays.view(out, "out")
+    output = arrays.result_type(first.element, given, out_dtype)
     if output not in arrays.FLOATS:
         raise LaunchError(f"results are float32, float16 or bfloat16, not {output.name}")
-    target = result_like(first, shape, output, out)
+    target = result_like(first, shape, output, given)
     arguments = {"bias": bias, "activation": activation, "residual": residual, "shape": shape}
     parts, extra = epilogue_of(arguments, rows, columns, depth, output, target)
     views = [first, target, *(entry for entry in extra if isinstance(entry, ArrayView))]
@@ -246,8 +245,7 @@ def _launch(
     for array in (weights.codes, weights.scales, zeros):
         slots.append((array.address, array.shape, arrays.packed_strides(array.shape)))
     slots += [out.address, *sizes, *(entry.address if isinstance(entry, ArrayView) else entry for entry in extra)]
-    raise_versions((stored_array(out.base),))
-    _PREPARED[key](*grid, arrays.stream_of(views), *slots)
+    bound(_PREPARED[key], grid, slots, views, [out.base])()
 
 
 def kernel_types(config: DequantizedConfig, operands: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The product reads its arrays by their strides; what follows it are nodes, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilewright.dtypes import float32, int32
@@ -22,7 +22,7 @@ from tilewright.library.matmul.simt import product_candidates
 from tilewright.library.select import candidates
 from tilewright.library.slots import epilogue_slots
 from tilewright.library.split import split_group
-from tilewright.ops import arrays, calls
+from tilewright.ops import calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.precision import IEEE, TF32
 from tilewright.runtime.cuda.streams import DevicePlace
@@ -31,27 +31,10 @@ from tilewright.targets.base import Target
 _GATE_COLUMNS = 8  # of either half that lie beside each other (`ops.interleave_gate`)
 
 
-@dataclass(eq=False)
-class StridedProduct:
-    """A product by arrays of some strides, ready for launches."""
-
-    prepared: calls.Prepared
-
-    def run(self, given: dict[str, ArrayView], out: ArrayView) -> None:
-        """Multiply the arrays of `prepare_strided` into the view `out` of an array."""
-        if out.contiguous:
-            self.prepared.run(given, out)
-            return
-        # Rows of a larger array: computed elsewhere, and copied.
-        whole = arrays.view(arrays.empty(out, tuple(out.base.shape), out.element), "out")
-        self.prepared.run(given, whole)
-        out.base[...] = whole.base
-
-
 def prepare_strided(
     problem: MatmulProblem, parts: EpilogueParts, given: dict[str, ArrayView], residual_stride: int, inverse: float,
     used: list[ArrayView], place: DevicePlace | None, timed: bool,
-) -> StridedProduct:  # fmt: skip
+) -> calls.Prepared:  # fmt: skip
     """The product of "a" [batches, rows, depth] and "b" [batches, depth, columns] of the arrays that are `given`, the
     others being those that `parts` names, for arrays like these.
 
@@ -68,7 +51,7 @@ def prepare_strided(
         return _divided(graph, target, None if whole else (problem.batches, *strides))
 
     key = ("matmul", problem, parts, strides, residual_stride, inverse)
-    return StridedProduct(calls.prepared(key, problem.shape_class.key, used, place, graph, divided, timed))
+    return calls.prepared(key, problem.shape_class.key, used, place, graph, divided, timed)
 
 
 class _Writer:

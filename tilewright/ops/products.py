@@ -8,7 +8,7 @@ run = plan.bind(x, weight.T, out=out)        # a call on these arrays, for graph
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
-from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
 from tilewright.library.activations import ACTIVATIONS
@@ -35,8 +34,7 @@ from tilewright.measure.choosing import Choice
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls, described
-from tilewright.ops.product_graphs import StridedProduct, prepare_strided
-from tilewright.runtime.tensors import raise_versions, version_raiser
+from tilewright.ops.product_graphs import prepare_strided
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
 
@@ -189,13 +187,13 @@ def epilogue_of(
             raise LaunchError("residual must have contiguous rows, evenly apart over all batches: make it contiguous")
         given["residual"], given["residual_stride"] = found, stride
     inverse = calls.scale_of_results(output, output.bits > 8, arguments.get("out_scale"))
-    given["rows"], given["columns"], given["inverse_scale"] = rows, columns, *(inverse or (1.0,))
+    given["rows"], given["columns"], given["inverse_scale"] = rows, columns, inverse[0] if inverse else 1.0
     if kinds.get("scale_a") == "block":
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
     parts = EpilogueParts(
         kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
         "residual" in given, arguments.get("gate") or "",
-        exact=output not in (dtypes.bfloat16, *arrays.NARROW) or bool(settings.interpret),
+        exact=(output.bits > 8 and output != dtypes.bfloat16) or bool(settings.interpret),
         stored=output if inverse else None,
     )  # fmt: skip
     return parts, tuple(given[name] for name in parts.operands)
@@ -205,12 +203,12 @@ _BESIDES_GATE = ("scale_a", "scale_b", "bias", "activation", "residual")
 
 
 def _check_inputs(left: ArrayView, right: ArrayView, output: DType) -> None:
-    for found in (left, right):
-        if found.element not in _INPUTS:
-            raise LaunchError(f"{found.element.name} is not multiplied: there are {', '.join(e.name for e in _INPUTS)}")
-    alike = {left.element, right.element} <= set(arrays.NARROW) and left.element.is_float == right.element.is_float
-    if left.element != right.element and not alike:
-        raise LaunchError(f"a and b must have one element type, got {left.element.name} and {right.element.name}")
+    if left.element not in _INPUTS:
+        raise LaunchError(f"{left.element.name} is not multiplied: there are {', '.join(e.name for e in _INPUTS)}")
+    if left.element != right.element:
+        kinds = (left.element, right.element)
+        if not all(each in arrays.NARROW for each in kinds) or kinds[0].is_float != kinds[1].is_float:
+            raise LaunchError(f"a and b must have one element type, got {kinds[0].name} and {kinds[1].name}")
     if output not in _OUTPUTS or (output == dtypes.int32 and not left.element.is_integer):
         raise LaunchError(f"products of {left.element.name} are not stored as {output.name}")
 
@@ -221,7 +219,7 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     left, right = _matrices(first, "a"), _matrices(second, "b")
     target = arrays.view(out, "out") if out is not None else None
     small = dtypes.int32 if left.element.is_integer else dtypes.bfloat16
-    output = arrays.result_type(left.element if left.element.itemsize > 1 else small, out, out_dtype)
+    output = arrays.result_type(left.element if left.element.itemsize > 1 else small, target, out_dtype)
     _check_inputs(left, right, output)
     columns = right.shape[2] // (2 if arguments.get("gate") else 1)
     shape = (*first.shape[:-1], columns)
@@ -293,7 +291,7 @@ class MatmulPlan:
         self.remarks: list[Remark] = []
         self.ranked: list[RankedConfig] = []
         self._kernels: dict[MatmulConfig, Any] = {}
-        self._strided: dict[tuple[Any, ...], StridedProduct] = {}  # by what they depend on besides the problem
+        self._strided: dict[tuple[Any, ...], calls.Prepared] = {}  # by what they depend on besides the problem
         self.target = arrays.target_at(ordinal)
         self.machine = self.target.machine()
         reason = unsupported(problem, self.target)
@@ -353,8 +351,9 @@ class MatmulPlan:
             return lambda: None
         if not self.ranked:
             return partial(self._run_portable, operands)
-        chosen = self.alternatives.choose(operands.views, partial(self._trials, operands) if self.effort else None)
-        return self._runner(self.ranked[chosen].config, operands)
+        if self.alternatives.choice is None:
+            self.alternatives.choose(operands.views, partial(self._trials, operands) if self.effort else None)
+        return self._runner(self.ranked[self.alternatives.index].config, operands)
 
     def _trials(self, operands: Operands) -> TrialCalls:
         own = replace(operands, out=arrays.empty_like(operands.out))
@@ -424,7 +423,8 @@ class MatmulPlan:
             grid = self._grid(config)
             return lambda: hopper_matmul[grid](*maps, *numbers, *extra, CONFIG=config)
         start = self.compiled(config).start(self.ordinal)
-        return _bound(start, self._grid(config), self._slots(config, operands), operands)
+        slots = self._slots(config, operands)
+        return calls.bound(start, self._grid(config), slots, operands.views, [operands.out.base])
 
     def _launch_of(self, config: MatmulConfig, operands: Operands) -> timers.Launch:
         """A launch on these arrays, on any stream."""
@@ -447,37 +447,13 @@ class MatmulPlan:
         given |= {name: found for name, found in extra.items() if isinstance(found, ArrayView)}
         numbers = (extra.get("residual_stride", 0), extra.get("inverse_scale", 1.0))
         unaligned = any(found.address % 16 for found in operands.views)
-        key = (operands.a.strides, operands.b.strides, *numbers, operands.out.contiguous, unaligned)
+        key = (operands.a.strides, operands.b.strides, *numbers, unaligned)
         if key not in self._strided:
             place, timed = arrays.common_place(operands.views, "matmul"), bool(self.effort)
             self._strided[key] = prepare_strided(
                 self.problem, operands.parts, given, *numbers, operands.views, place, timed
             )
         self._strided[key].run(given, operands.out)
-
-
-def _bound(
-    start: Callable[..., None], grid: Sequence[int], slots: Sequence[Any], operands: Operands
-) -> Callable[[], Any]:
-    """A launch with everything but the stream fixed; it keeps the arrays alive."""
-    place = operands.a.place
-    assert place is not None
-    views, stored = operands.views, (stored_array(operands.out.base),)
-    if len({found.place for found in views}) > 1 or place.library != "torch":
-
-        def run_ordered() -> None:
-            raise_versions(stored)
-            start(*grid, arrays.stream_of(views), *slots)
-
-        return run_ordered
-    current, ordinal, raise_version = arrays.torch_stream(), place.ordinal, version_raiser()
-
-    def run() -> None:
-        raise_version(stored)
-        start(*grid, current(ordinal), *slots)
-
-    run.operands = operands  # type: ignore[attr-defined]
-    return run
 
 
 def kernel_types(config: MatmulConfig, operands: tuple[str, ...]) -> dict[str, Any]:

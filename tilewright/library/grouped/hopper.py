@@ -16,7 +16,6 @@ from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
-from tilewright.library.grouped.hopper_launch import LISTED
 from tilewright.library.grouped.problem import GroupedProblem
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.choice import filled, seconds_of
@@ -29,6 +28,7 @@ from tilewright.targets.machine import Machine
 
 _GROUPED_CONFIGS = 4  # that are candidates
 _ROW_TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
+_LISTED = 8  # tiles of rows that a CTA lists
 _ROW_MULTIPLE = 8  # elements that rows are multiples of, for tensor copies
 
 
@@ -82,8 +82,8 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, config: MatmulC
     """The list of the tiles of rows, and the launch that makes it."""
     most = simplify(lift(rows) // config.BM + (groups + 1))
     tiles = Value(f"{group.name}.tiles", int32, (simplify(lift(most) + 1), 4))
-    constants: dict[str, Any] = {"BLOCK_M": config.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": LISTED}
-    grid = (ceil_divide(most, LISTED), 1, 1)
+    constants: dict[str, Any] = {"BLOCK_M": config.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": _LISTED}
+    grid = (ceil_divide(most, _LISTED), 1, 1)
     tensors = {"ends": ends, "tiles": tiles}
     return tiles, launch(list_tiles, tensors, {"rows": rows, "groups": groups}, constants, grid, None, 32)
 
