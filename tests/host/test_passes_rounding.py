@@ -67,3 +67,31 @@ def test_two_scales_are_one() -> None:
     target = CPUTarget.named("sapphirerapids")
     assembly = read_and_quantized.compile({"x": "*u8", "out": "*u8"}, fixed, target=target).dump("asm")
     assert "vmulps" in assembly and "vdiv" not in assembly and "vfnmadd" not in assembly and "vfmsub" not in assembly
+
+
+@tilewright.jit
+def bounded(x, out, n, LOW: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(out + i, tl.minimum(tl.maximum(value, LOW), HIGH), mask=i < n)
+
+
+@pytest.mark.parametrize("bounds", [(-3.5, 4.25), (0.0, 6.0), (-2.0, 0.0), (2.0, float("inf"))])
+def test_bounds_by_constants(bounds: tuple[float, float], rng: np.random.Generator) -> None:
+    """NaN becomes the bound, and infinities are what they are."""
+    edges = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, -3.5, 4.25, 2.0, -2.0], np.float32)
+    x = np.concatenate([edges, rng.normal(0, 5, 991).astype(np.float32)])
+    found = []
+    for interpret in (False, True):
+        out = np.zeros(len(x), np.float32)
+        with settings.scope(interpret=interpret):
+            bounded[(1,)](x, out, len(x), LOW=bounds[0], HIGH=bounds[1], BLOCK=1024)
+        found.append(out)
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_bound_other_than_zero_is_one_instruction() -> None:
+    target = CPUTarget.named("sapphirerapids")
+    constants = {"n": 1024, "LOW": -3.0, "HIGH": 5.0, "BLOCK": 1024}
+    assembly = bounded.compile({"x": "*f32", "out": "*f32"}, constants, target=target).dump("asm")
+    assert "vmaxps" in assembly and "vminps" in assembly and "vcmp" not in assembly

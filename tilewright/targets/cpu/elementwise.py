@@ -133,10 +133,15 @@ class Elementwise:
 
     def _float_extremum(self, opcode: str, operands: list[LLVMValue], propagate: bool) -> LLVMValue:
         """With one NaN: the other operand, or NaN if `propagate`; by one comparison and one test for NaN, which a
-        number on the right does not need.  Of two zeros it is the left one, as x86's `max(right, left)` gives it.
+        number on the right does not need.  Of two zeros it is the left one, as x86's `max(right, left)` gives it.  NaN
+        becomes a constant other than 0 by one comparison alone, as `max(left, right)` gives it.
         """
         builder = self.builder
         left, right = operands
+        constant = right.float_constant
+        if not propagate and constant is not None and constant != 0 and not math.isnan(constant):
+            better = builder.compare("olt" if opcode == "minimum" else "ogt", left, right)
+            return builder.select(better, left, right)
         better = builder.compare("olt" if opcode == "minimum" else "ogt", right, left)  # false where one is NaN
         chosen = builder.select(better, right, left)
         tested = right if propagate else left
