@@ -150,6 +150,7 @@ def places(x, n, m, N: tl.constexpr):
     lane = tl.arange(0, N)
     tl.store(x + lane[:, None] * 100 + lane[None, :], 4, mask=lane[None, :] < m)
     tl.store((x + lane)[None, :] + lane[:, None] * 100, 5, mask=lane[:, None] < m)
+    tl.store(x + lane // (n // m), 6, mask=lane < n)
 
 
 def test_bounds_are_tight():
@@ -165,4 +166,4 @@ def test_bounds_are_tight():
         ranges = Ranges(function, analysis)
         ends = (ranges if mask is None else ranges.within(mask)).distance(store.operands[0])
         found.append(ends and tuple(number(end, {"n": 50, "m": 5}) // 4 for end in (ends.low, ends.high)))
-    assert found == [(5, 49), (0, 15 + 13 * 32), (-3, 11), None, (0, 1504), (0, 415)]
+    assert found == [(5, 49), (0, 15 + 13 * 32), (-3, 11), None, (0, 1504), (0, 415), (0, 1)]

@@ -261,9 +261,18 @@ class Ranges:
         if divisor is not None and divisor > 0:
             return Interval(Term("divide", (left.low, divisor)), Term("divide", (left.high, divisor)))
         magnitude, right = most(left.high, times(-1, left.low)), operands[1]
-        if right is None or not self._analysis.is_nonnegative(operation.operands[0]):
+        nonnegative = self._analysis.is_nonnegative(operation.operands[0])
+        if right is None:
             return _within(magnitude, nonnegative=False)
-        return Interval(times(least(0, right.low), magnitude), magnitude)  # negative where the divisor may be
+        # Between the quotients by the divisor's bounds where those are positive; a launch knows.
+        positive = least(1, most(0, right.low))
+        other = plus(1, times(-1, positive))
+        low = plus(Term("divide", (most(0, left.low), most(1, right.high))), least(0, left.low))
+        high = Term("divide", (most(0, left.high), most(1, right.low)))
+        below = times(least(0, right.low), magnitude) if nonnegative else times(-1, magnitude)
+        return Interval(
+            plus(times(positive, low), times(other, below)), plus(times(positive, high), times(other, magnitude))
+        )
 
     def _rule_remainder(self, operation: Operation, operands: Operands) -> Interval | None:
         """Of the dividend's sign, and nearer to zero than the divisor."""
