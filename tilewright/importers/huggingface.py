@@ -39,6 +39,17 @@ _DTYPES: dict[str, DType] = {
     "F64": dtypes.float64,
 }
 _STORED = {dtype.numpy: name for name, dtype in _DTYPES.items()}
+# Graph ops and their attributes, by the names of activations in config.json.
+_GELU, _GELU_TANH = (("gelu", {"approximate": form}) for form in ("none", "tanh"))
+HUGGING_FACE_ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "silu": ("silu", {}),
+    "swish": ("silu", {}),
+    "relu": ("relu", {}),
+    "gelu": _GELU,
+    "gelu_new": _GELU_TANH,
+    "gelu_fast": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+}
 _LARGEST_HEADER = 100 << 20  # bytes, as the format says
 _LARGEST_CONFIG = 64 << 20  # bytes of config.json, or of the index of shards
 _MOST_PROBLEMS = 100  # missing and misshapen tensors, after which reading stops

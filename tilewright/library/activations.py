@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import tilewright
 import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, int8, uint8
@@ -46,14 +50,6 @@ def sigmoid_of_half(half):
     return tl.fma(hardware_tanh(half), 0.5, 0.5)
 
 
-OF_HALF: dict[str, SourceFunction] = {
-    "gelu": gelu_of_half,
-    "gelu_tanh": gelu_tanh_of_half,
-    "silu": silu_of_half,
-    "sigmoid": sigmoid_of_half,
-}
-
-
 def _of_whole(of_half):
     @tilewright.jit
     def activation(x):
@@ -71,24 +67,35 @@ def gelu_of_half_float16(half):
     return tl.fma(half, hardware_tanh(half * inner), half)
 
 
-# Activations that are as exact as results of a type can tell, by one instruction of the hardware.
-ROUNDED: dict[DType, dict[str, SourceFunction]] = {
-    bfloat16: {name: _of_whole(of_half) for name, of_half in OF_HALF.items()},
-    float16: {name: _of_whole(of_half) for name, of_half in {**OF_HALF, "gelu": gelu_of_half_float16}.items()},
-}
-ROUNDED |= {dtype: ROUNDED[bfloat16] for dtype in (int8, uint8, float8e4nv, float8e5)}
-
-
 @tilewright.jit
 def relu(x):
     """The larger of x and 0; NaN stays."""
     return functions.maximum(x, 0.0)
 
 
-ACTIVATIONS: dict[str, SourceFunction] = {  # in float32 accuracy
-    "relu": relu,
-    "gelu": functions.gelu,
-    "gelu_tanh": functions.gelu_tanh,
-    "silu": functions.silu,
-    "sigmoid": functions.sigmoid,
+@dataclass(frozen=True)
+class Activation:
+    """An activation in float32 accuracy, and, of half its argument by one instruction of the hardware, as exact as
+    results of bfloat16 and of float16 can tell, where that is faster; the op of graphs that computes it."""
+
+    exact: SourceFunction
+    op: str
+    of_half: SourceFunction | None = None
+    of_half_float16: SourceFunction | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation(relu, "relu"),
+    "gelu": Activation(functions.gelu, "gelu", gelu_of_half, gelu_of_half_float16),
+    "gelu_tanh": Activation(functions.gelu_tanh, "gelu", gelu_tanh_of_half, gelu_tanh_of_half, {"approximate": "tanh"}),
+    "silu": Activation(functions.silu, "silu", silu_of_half, silu_of_half),
+    "sigmoid": Activation(functions.sigmoid, "sigmoid", sigmoid_of_half, sigmoid_of_half),
 }
+
+# Those that are as exact as results of a type can tell, by the names of the functions that they stand for.
+ROUNDED: dict[DType, dict[str, SourceFunction]] = {
+    bfloat16: {name: _of_whole(each.of_half) for name, each in ACTIVATIONS.items() if each.of_half},
+    float16: {name: _of_whole(each.of_half_float16) for name, each in ACTIVATIONS.items() if each.of_half_float16},
+}
+ROUNDED |= {dtype: ROUNDED[bfloat16] for dtype in (int8, uint8, float8e4nv, float8e5)}

@@ -16,8 +16,10 @@ import tilewright.language as tl
 from tilewright.dtypes import DType
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.language.function import SourceFunction
-from tilewright.library.activations import ACTIVATIONS, OF_HALF
+from tilewright.library.activations import ACTIVATIONS, Activation
 from tilewright.library.epilogue import Epilogue, EpilogueCost, identity, quantizing
+
+_NO_ACTIVATION = Activation(None, "")
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ def _function(parts: EpilogueParts) -> SourceFunction:
     bias, residual, stride, rows, columns = (
         place.get(name, -1) for name in ("bias", "residual", "residual_stride", "rows", "columns")
     )
-    of_half = None if parts.exact else OF_HALF.get(parts.activation)
-    activation = ACTIVATIONS[parts.activation] if parts.activation else None
+    found = ACTIVATIONS.get(parts.activation, _NO_ACTIVATION)
+    of_half, activation = None if parts.exact else found.of_half, found.exact
     quantize = None if parts.stored is None else quantizing(parts.stored, place["inverse_scale"])
 
     @tilewright.jit
@@ -152,8 +154,8 @@ def _gate(parts: EpilogueParts) -> SourceFunction | None:
     """The function of a gate's column and the one it goes with, or None."""
     if not parts.gate:
         return None
-    of_half = None if parts.exact else OF_HALF.get(parts.gate)
-    activation = ACTIVATIONS[parts.gate]
+    found = ACTIVATIONS[parts.gate]
+    of_half, activation = None if parts.exact else found.of_half, found.exact
 
     @tilewright.jit
     def gate(left, right):

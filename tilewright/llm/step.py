@@ -34,7 +34,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.weight_products import reads_weights
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.gguf_files import GGUFCheckpoint
-from tilewright.importers.huggingface import Checkpoint
+from tilewright.importers.huggingface import HUGGING_FACE_ACTIVATIONS, Checkpoint
 from tilewright.importers.quantized_checkpoints import QuantizedLayer, reader_of
 from tilewright.importers.quantized_weights import multiply, multiply_in_8_bits, nearest
 from tilewright.llm.adapters import Adapters
@@ -44,16 +44,6 @@ from tilewright.targets.base import Target
 from tilewright.targets.registry import graph_passes
 
 COMPUTE_DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
-ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
-    "silu": ("silu", {}),
-    "swish": ("silu", {}),
-    "relu": ("relu", {}),
-    "gelu": ("gelu", {"approximate": "none"}),
-    "gelu_new": ("gelu", {"approximate": "tanh"}),
-    "gelu_fast": ("gelu", {"approximate": "tanh"}),
-    "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
-}
-
 
 # How weights of linear layers are stored: `auto` as in the checkpoint, else rounded to the nearest in bits and groups
 # of the depth (0: all of it).  The last layer before the logits has 8 bits at least, a table of tokens too where it is
@@ -287,8 +277,8 @@ class GenerationStep:
         return self.emit.op("layer_norm", x, scale, bias, axis=x.rank - 1, epsilon=epsilon)
 
     def activation(self, name: str, x: Value) -> Value:
-        """By its name in config.json, one of `ACTIVATIONS`."""
-        op, options = ACTIVATIONS[name]
+        """By its name in config.json, one of `HUGGING_FACE_ACTIVATIONS`."""
+        op, options = HUGGING_FACE_ACTIVATIONS[name]
         return self.emit.op(op, x, **options)
 
     def capped(self, x: Value, cap: float) -> Value:

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType, float32
-from tilewright.errors import LaunchError, UnsupportedOperationError
+from tilewright.errors import LaunchError, UnsupportedOperationError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
@@ -28,6 +28,7 @@ from tilewright.graph.quantization import integer_range
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
+from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.candidate import (
     Candidate,
     KernelCall,
@@ -300,11 +301,19 @@ def strided_input(b: GraphBuilder, name: str, found: ArrayView) -> Value:
     return value if order == tuple(range(len(axes))) else b.op("permute", [value], order=order)
 
 
+def checked_activation(name: str | None, argument: str = "activation") -> str:
+    """The name of an activation, or nothing; raises `LaunchError` for others."""
+    if name and name not in ACTIVATIONS:
+        raise LaunchError(f"{argument}={brief(name)}: there are {', '.join(ACTIVATIONS)}")
+    return name or ""
+
+
 def activated(b: GraphBuilder, y: Value, activation: str | None) -> Value:
-    """An activation of a value, by its name in `library.activations.ACTIVATIONS`, if there is one."""
+    """An activation of a value, if there is one."""
     if not activation:
         return y
-    return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])
+    found = ACTIVATIONS[activation]
+    return b.op(found.op, [y], **found.attributes)
 
 
 def quantized(b: GraphBuilder, y: Value, stored: DType, inverse: float) -> Value:

@@ -11,7 +11,6 @@ from tilewright.errors import LaunchError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.launch.sizes import next_power_of_2
-from tilewright.library.activations import ACTIVATIONS
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 
@@ -118,8 +117,7 @@ def conv2d(
     given = None if out is None else arrays.view(out, "out")
     stored = arrays.result_type(default, given, out_dtype)
     _check(image, weights, present, stored)
-    if activation and activation not in ACTIVATIONS:
-        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
+    activation = calls.checked_activation(activation)
     added, integers = present.get("residual"), image.element in _INTEGERS
     if added is not None and (added.shape != shape or (not integers and added.element != image.element)):
         raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {added.described}")

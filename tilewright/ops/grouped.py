@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright import dtypes
-from tilewright.errors import LaunchError, brief
+from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
-from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.matmul.problem import row_class
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
@@ -47,8 +46,7 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     The kernels are those of engines: 16-bit operands go to that of tensor copies where it is and they can be moved so,
     in a config that is chosen as that of `matmul` is.  Raises `LaunchError`.
     """
-    if activation and activation not in ACTIVATIONS:
-        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
+    activation = calls.checked_activation(activation)
     left, right, limits = arrays.view(a, "a"), arrays.view(b, "b"), arrays.view(ends, "ends")
     shape = (left.shape[0] if left.shape else 0, right.shape[-1] if right.shape else 0)
     target = arrays.view(arrays.empty(left, shape, left.element) if out is None else out, "out")

@@ -21,7 +21,6 @@ from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
-from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul.hopper.choice import unsupported
@@ -166,8 +165,7 @@ def epilogue_of(
     if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block"):
         raise LaunchError("scales of blocks go with each other: scale_a and scale_b must both be of blocks")
     for name in ("activation", "gate"):
-        if arguments.get(name) and arguments[name] not in ACTIVATIONS:
-            raise LaunchError(f"{name}={brief(arguments[name])}: there are {', '.join(ACTIVATIONS)}")
+        calls.checked_activation(arguments.get(name), name)
     if arguments.get("gate") and (columns % 16 or any(arguments.get(name) is not None for name in _BESIDES_GATE)):
         raise LaunchError("gate= takes columns in multiples of 16, and nothing else with it but out")
     if arguments.get("bias") is not None:

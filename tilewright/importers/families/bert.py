@@ -16,19 +16,11 @@ from tilewright.errors import ImportModelError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.huggingface import Checkpoint, symbols
+from tilewright.importers.huggingface import HUGGING_FACE_ACTIVATIONS, Checkpoint, symbols
 from tilewright.importers.shapes import Axes, Dimension
 from tilewright.symbolic import Size
 
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-ACTIVATIONS = {
-    "gelu": ("gelu", {"approximate": "none"}),
-    "gelu_new": ("gelu", {"approximate": "tanh"}),
-    "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
-    "relu": ("relu", {}),
-    "silu": ("silu", {}),
-    "swish": ("silu", {}),
-}
 
 
 def build(checkpoint: Checkpoint, dimensions: dict[str, Axes], name: str) -> Graph:
@@ -49,11 +41,12 @@ class _Bert:
         if not 0 <= self.epsilon <= 1:
             raise ImportModelError(f"{checkpoint.folder}: layer_norm_eps is {self.epsilon}, expected 0 to 1")
         kind = checkpoint.setting("position_embedding_type", str, "absolute")
-        if kind != "absolute" or self.activation not in ACTIVATIONS or self.hidden % self.heads:
+        if kind != "absolute" or self.activation not in HUGGING_FACE_ACTIVATIONS or self.hidden % self.heads:
             raise ImportModelError(
                 f"{checkpoint.folder}: position_embedding_type {kind!r} with hidden_act {self.activation!r} and "
                 f"{self.heads} heads on {self.hidden}: this BERT importer knows absolute positions, the activations "
-                f"{', '.join(ACTIVATIONS)}, and heads that divide the hidden size. Import it through torch.export."
+                f"{', '.join(HUGGING_FACE_ACTIVATIONS)}, and heads that divide the hidden size. Import it through "
+                "torch.export."
             )
         checkpoint.strip_prefix("bert.")
         checkpoint.check_layers("encoder.layer.", self.layers, "num_hidden_layers")
@@ -124,7 +117,7 @@ class _Bert:
         hidden = self._norm(f"{path}.attention.output.LayerNorm", emit.op("add", mixed, hidden))
         emit.source = f"{path}.intermediate"
         inner = self._linear(f"{path}.intermediate.dense", hidden, self.intermediate, self.hidden)
-        op, options = ACTIVATIONS[self.activation]
+        op, options = HUGGING_FACE_ACTIVATIONS[self.activation]
         inner = emit.op(op, inner, **options)
         emit.source = f"{path}.output"
         outer = self._linear(f"{path}.output.dense", inner, self.hidden, self.intermediate)

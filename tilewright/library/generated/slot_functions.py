@@ -11,7 +11,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
 from tilewright.language.function import SourceFunction
 from tilewright.launch.jit import JITFunction
-from tilewright.library.activations import OF_HALF
+from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue import Epilogue, EpilogueCost
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.generate import chain_name, decompose, function_from_source, names_of, source_text
@@ -158,7 +158,7 @@ def _written(
     name = chain_name(nodes, "identity")
     parameters = ["acc", "row", "column", "mask", "extra", *(["residual"] if residual is not None else [])]
     source = source_text(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
-    activations = sum(writer.work[op] for op in OF_HALF)
+    activations = sum(writer.work[op] for op, each in ACTIVATIONS.items() if each.of_half)
     bare = text == "acc" and not (lines or writer.lines)
     cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations, bare=bare)
     return Epilogue(function_from_source(name, source, value.dtype if rounded else None), cost)

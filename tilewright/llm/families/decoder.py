@@ -7,8 +7,9 @@ prefix ``model.``.
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Value
+from tilewright.importers.huggingface import HUGGING_FACE_ACTIVATIONS
 from tilewright.llm.rotary import Rotary, read_rotary
-from tilewright.llm.step import ACTIVATIONS, GenerationStep, Heads
+from tilewright.llm.step import GenerationStep, Heads
 
 
 class Decoder:
@@ -19,7 +20,7 @@ class Decoder:
     epsilon = 1e-6
     theta = 10000.0
     activation_key, activation_default = "hidden_act", "silu"
-    activations: tuple[str, ...] = tuple(ACTIVATIONS)  # that the MLP may have
+    activations: tuple[str, ...] = tuple(HUGGING_FACE_ACTIVATIONS)  # that the MLP may have
     tied = False
     softcap = 0.0  # of attention's scores; 0: none
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)

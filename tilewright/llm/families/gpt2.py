@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Value
-from tilewright.llm.step import ACTIVATIONS, GenerationStep
+from tilewright.importers.huggingface import HUGGING_FACE_ACTIVATIONS
+from tilewright.llm.step import GenerationStep
 
 
 class GPT2:
@@ -21,7 +22,7 @@ class GPT2:
         self.intermediate = config.number("n_inner", 4 * self.hidden)
         self.positions = config.number("n_positions", 1024)
         self.epsilon = config.real("layer_norm_epsilon", 1e-5, 0.0, 1.0)
-        self.activation = config.word("activation_function", "gelu_new", tuple(ACTIVATIONS))
+        self.activation = config.word("activation_function", "gelu_new", tuple(HUGGING_FACE_ACTIVATIONS))
         config.expect("add_cross_attention", False)
         step.checkpoint.strip_prefix("transformer.")
         step.checkpoint.check_layers("h.", self.layers, "n_layer")
