@@ -170,6 +170,9 @@ def test_convolutions_of_integers(
     y = np.maximum(sums * wide(scale_x) * scale_w + bias + wide(residual), 0)
     given = {"scale_x": scale_x, "scale_w": scale_w, "residual": residual, "activation": "relu", **form}
     check(ops.conv2d(x, w, bias, **given, out_dtype=BF16), y)
+    wide_result = ops.conv2d(x, w, bias, **given)
+    assert wide_result.dtype == np.float32
+    check(wide_result, y, 1e-6)
     stored = ops.conv2d(x, w, bias, **given, out_dtype=np.uint8, out_scale=0.1)
     assert stored.dtype == np.uint8 and np.abs(wide(stored) - np.clip(y / 0.1, 0, 255)).max() <= 0.51
 

@@ -25,7 +25,12 @@ def test_shapes_and_types_of_fake_tensors() -> None:
         assert op.matmul(x, weight, out_dtype="float32").dtype == torch.float32
         assert op.gated_matmul(x, weight).shape == (2, 30, 24)
         integers = torch.empty(8, 64, device="cuda", dtype=torch.int8)
-        assert op.matmul(integers, integers.t()).dtype == torch.int32
+        unsigned = torch.empty(8, 64, device="cuda", dtype=torch.uint8)
+        assert op.matmul(integers, integers.t()).dtype == op.matmul(unsigned, integers.t()).dtype == torch.int32
+        image = torch.empty(1, 8, 4, 16, device="cuda", dtype=torch.uint8)
+        taps = torch.empty(8, 16, 1, 1, device="cuda", dtype=torch.int8)
+        assert op.conv2d(image, taps).dtype == torch.int32
+        assert op.conv2d(image, taps, activation="relu").dtype == torch.float32
         small = torch.empty(8, 64, device="cuda", dtype=torch.float8_e4m3fn)
         assert op.matmul(small, small.t()).dtype == torch.bfloat16
         q = torch.empty(2, 8, 100, 64, device="cuda", dtype=torch.float16)
@@ -60,6 +65,8 @@ REFUSED: list[tuple[str, Callable[[], tuple[torch.Tensor, ...]], dict[str, objec
     ("matmul", lambda: (made(8, 32), made(32, 16), made(15)), {}),
     ("matmul", lambda: (made(8, 32), made(32, 16)), {"activation": "swish"}),
     ("matmul", lambda: (made(8, 32), made(32, 16)), {"out_dtype": "float64"}),
+    ("matmul", lambda: (made(8, 32, dtype=I8), made(32, 16)), {}),
+    ("conv2d", lambda: (made(1, 5, 5, 16, dtype=I8), made(8, 16, 1, 1, dtype=torch.uint8)), {}),
     ("matmul", lambda: (made(8, 32), made(32, 16)), {"residual": made(1, 16)}),
     ("matmul", lambda: (made(8, 32), made(32, 16)), {"scale_a": made(1)}),
     ("matmul", lambda: (made(8, 32), made(32, 16), made(16).to("meta")), {}),

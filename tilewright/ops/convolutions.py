@@ -100,8 +100,9 @@ def conv2d(
     `stride`, `padding` and `dilation` are a number or two; activations are those of `matmul`, applied last.
 
     Or `x` is int8 or uint8 and `w` int8, with sums in int32; `scale_x` is one number, `scale_w` one or one for each
-    feature, float32, bias and residual are floats.  The result is int32, or of `out_dtype`: a float, or int8 or uint8
-    of results divided by `out_scale`, rounded to the nearest and saturated.
+    feature, float32, bias and residual are floats.  The result is int32, or float32 if anything follows the sums, or of
+    `out_dtype`: a float, int32, or int8 or uint8 of results divided by `out_scale`, rounded to the nearest and
+    saturated.
 
     On compute capability 9.0 16-bit images of channels in multiples of 8, and 8-bit ones of 16, go to the kernel of
     tensor copies.  Weights are put into the kernel's order by a small launch each time: engines, whose weights are
@@ -113,7 +114,8 @@ def conv2d(
     present |= {name: arrays.view(value, name) for name, value in optional.items() if value is not None}
     steps, pads, apart = window = window_of(stride, padding, dilation)
     shape = result_shape(image.shape, weights.shape, window, groups)
-    default = int32 if image.element in _INTEGERS else image.element
+    sums = float32 if len(present) > 2 or activation else int32
+    default = sums if image.element in _INTEGERS else image.element
     given = None if out is None else arrays.view(out, "out")
     stored = arrays.result_type(default, given, out_dtype)
     _check(image, weights, present, stored)

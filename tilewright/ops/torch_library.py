@@ -32,7 +32,7 @@ def _dtype(name: str | None, like: Tensor) -> torch.dtype:
         if name not in _DTYPES:
             raise LaunchError(f"out_dtype={brief(name)}: there are {', '.join(_DTYPES)}")
         return _DTYPES[name]
-    if like.dtype == torch.int8:
+    if like.dtype in _INTEGERS:
         return torch.int32
     return like.dtype if like.dtype.itemsize > 1 else torch.bfloat16
 
@@ -68,7 +68,9 @@ def _operator(name: str, fake: Fake) -> Callable[[Callable[..., Any]], Any]:
 # The rules refuse what the operations would refuse when they run, as far as shapes and types tell.
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_MULTIPLIED = (*_FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+_INTEGERS = (torch.int8, torch.uint8)
+_FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+_MULTIPLIED = (*_FLOATS, *_FLOATS_OF_8_BITS, *_INTEGERS)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -194,13 +196,17 @@ def _convolved(
     given = (stride or (1, 1), padding or (0, 0), dilation or (1, 1))
     window = convolutions.window_of(*(tuple(map(int, numbers)) for numbers in given))
     shape = convolutions.result_shape(x.shape, w.shape, window, int(groups), _require_symbolic)
-    _require_float("x", x)
-    _require(w.dtype == x.dtype, f"x and w must be of one type, got {x.dtype} and {w.dtype}")
+    integers = x.dtype in _INTEGERS and w.dtype == torch.int8
+    _require_float("x", x, (*_FLOATS, *_INTEGERS))
+    kinds = f"{x.dtype} and {w.dtype}"
+    alike = integers or (x.dtype in _FLOATS and w.dtype == x.dtype)
+    _require(alike, f"x and w must be of one type of floats, or 8-bit integers by int8, got {kinds}")
     _fits("bias", bias, w.shape[:1])
-    _require(bias is None or bias.dtype == x.dtype, f"bias must be of x's type {x.dtype}")
+    _require(bias is None or integers or bias.dtype == x.dtype, f"bias must be of x's type {x.dtype}")
     known = not activation or activation in ACTIVATIONS
     _require(known, f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
-    return x.new_empty(shape)
+    sums = torch.int32 if bias is None and not activation else torch.float32
+    return x.new_empty(shape, dtype=sums if integers else x.dtype)
 
 
 def _normed_product(x: Tensor, b: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -248,8 +254,9 @@ def _factors(a: Tensor, b: Tensor) -> None:
     batches = math.prod(b.shape[:-2])
     if not (isinstance(batches, int) and batches == 1):
         torch._check(batches == math.prod(a.shape[:-2]), lambda: f"{shapes} do not fit")
-    _require(a.dtype == b.dtype, f"a and b must have one element type, got {a.dtype} and {b.dtype}")
     _require_float("a", a, _MULTIPLIED)
+    alike = any(a.dtype in kinds and b.dtype in kinds for kinds in (_INTEGERS, _FLOATS_OF_8_BITS))
+    _require(alike or a.dtype == b.dtype, f"a and b must have one element type, got {a.dtype} and {b.dtype}")
 
 
 def _gated_product(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
