@@ -431,11 +431,6 @@ def place_of(values: Iterable[Any]) -> DevicePlace | None:
     return None
 
 
-def on_gpu(kinds: Iterable[Any]) -> bool:
-    """Whether arguments of these classes hold an array on a GPU."""
-    return any(place is not None for kind in kinds for place in places_of(kind))
-
-
 def gpu_family(kinds: Iterable[Any]) -> str | None:
     """The family of targets of the GPU that arguments of these classes are on; None where there is none."""
     return next((place.family for kind in kinds for place in places_of(kind) if place is not None), None)

@@ -37,7 +37,6 @@ from tilewright.launch.arguments import (
     as_tensor_map,
     classify,
     gpu_family,
-    on_gpu,
 )
 from tilewright.launch.background import PendingLaunch, active_mode
 from tilewright.launch.binding import MISSING, generate, mode_now
@@ -71,19 +70,16 @@ from tilewright.launch.specialization import (
 from tilewright.launch.wrappers import MockTensor
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.registry import backend_of, get_target
+from tilewright.targets.registry import TARGETS, backend_of, get_target
 
-# Options of code for GPUs: `debug` keeps device_assert, on the CPU too; docs/internals/nvidia-target.md has the others.
-GPU_OPTIONS = frozenset(
-    "num_warps num_stages num_ctas ctas_per_sm cluster maxnreg debug enable_fp_fusion launch_cooperative_grid "
-    "launch_pdl dependent_launch wait_at_entry ptxas_options opt_level line_info strict ir_override".split()
-)
-# Keywords that other back ends tune by are accepted, and ignored where they have no meaning.
-LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
+FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target: `debug` keeps device_assert
+# Those of any target (docs/internals/nvidia-target.md has a GPU's), and keywords that other back ends tune by: they are
+# accepted, and ignored where they have no meaning.
+LAUNCH_OPTIONS = FRONT_END_OPTIONS.union(*(family.option_names for family in TARGETS.values())) | frozenset(
     "sanitize_overflow arch extern_libs ptx_version ptx_options sched4reg enable_reflect_ftz clc min_shared_mem "
-    "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
+    "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode "
+    "num_ctas".split()
 )
-FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target
 # `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and
 # `check_bounds`, `passes.grid_axes` what `grid_axes` are.  With `wide_grid`
 # places in the grid are numbers of 64 bits.
@@ -526,9 +522,9 @@ class JITFunction(KernelSource):
         with self._lock:
             found = self._launches.get(key)
             if found is None:
-                gpu = on_gpu(key[2:])
-                mode = settings.interpret if gpu else key[1]
-                canonical = (self._relevant(key[0], gpu), mode, *key[2:])
+                family = gpu_family(key[2:])
+                mode = key[1] if family is None else settings.interpret
+                canonical = (self._relevant(key[0], family), mode, *key[2:])
                 found = self._launches.get(canonical) or self._make(key, canonical, arguments, options)
                 if not isinstance(found, SkippedLaunch):
                     self._launches[key] = found
@@ -561,13 +557,12 @@ class JITFunction(KernelSource):
         return pending
 
     @staticmethod
-    def _relevant(options: tuple[Any, ...], gpu: bool) -> tuple[Any, ...]:
-        """Those of a key's options that code depends on: for the CPU, assertions kept and fusion forbidden; in the
-        interpreter the warps too, which explicit kernels count."""
-        if gpu:
-            return tuple(
-                sorted((entry for entry in options if entry[0] in GPU_OPTIONS), key=lambda entry: str(entry[0]))
-            )
+    def _relevant(options: tuple[Any, ...], family: str | None) -> tuple[Any, ...]:
+        """Those of a key's options that code depends on, for the GPUs of a family or (None) the CPU: there, assertions
+        kept and fusion forbidden; in the interpreter the warps too, which explicit kernels count."""
+        if family is not None:
+            names = FRONT_END_OPTIONS | TARGETS[family].option_names
+            return tuple(sorted((entry for entry in options if entry[0] in names), key=lambda entry: str(entry[0])))
         changing = ("debug", (bool, True)), ("enable_fp_fusion", (bool, False))
         always = ("ir_override", "num_warps") if settings.interpret else ("ir_override",)
         return tuple(entry for entry in options if entry in changing or entry[0] in always)
@@ -590,31 +585,21 @@ class JITFunction(KernelSource):
             else:
                 types[name] = leaf(kind, name, described)
         self._watch(constants)
-        if on_gpu(key[2:]):
+        family = gpu_family(key[2:])
+        if family is not None:
             if settings.interpret:
                 raise LaunchError(
                     f"kernel '{self.name}': the interpreter reads the CPU's memory and got an array on a GPU; pass "
                     "tensor.cpu(), or unset TILEWRIGHT_INTERPRET"
                 )
-            given = {name: unwrap(value) for name, value in options.items() if name in GPU_OPTIONS}
-            return self._gpu_launch(types, constants, described, {"debug": self.debug, **given}, (key[2:], arguments))
+            names = FRONT_END_OPTIONS | TARGETS[family].option_names
+            given = {"debug": self.debug}
+            given |= {name: unwrap(value) for name, value in options.items() if name in names}
+            places = device_launching(family).places(self.name, key[2:], arguments)
+            kernel = self.compile(types, constants, described, target=places.target, options=given)
+            interface = RunTimeArguments(self.name, self.argument_names, types, kernel.written)
+            return places.prepared(kernel, interface, self.launch_metadata)
         return self._launch(types, constants, described, dict(key[0]))
-
-    def _gpu_launch(
-        self,
-        types: Types,
-        constants: dict[str, Any],
-        described: dict[str, Parameter],
-        options: dict[str, Any],
-        classified: tuple[Sequence[Any], Sequence[Any]],
-    ) -> PreparedLaunch:
-        """The signature, ready to run on the GPU that its arguments are on."""
-        family = gpu_family(classified[0])
-        assert family is not None
-        places = device_launching(family).places(self.name, *classified)
-        kernel = self.compile(types, constants, described, target=places.target, options=options)
-        interface = RunTimeArguments(self.name, self.argument_names, types, kernel.written)
-        return places.prepared(kernel, interface, self.launch_metadata)
 
     def _launch(
         self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], options: Mapping[str, Any]

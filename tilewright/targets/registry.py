@@ -25,13 +25,15 @@ class TargetFamily:
     of_device: Callable[[Any], Target]  # of this machine's, as its runtime describes it
     recorded: Callable[[str, Sequence[str], int], Machine]  # by architecture, features and threads of an engine's file
     backend: Callable[[Any], Backend]  # of a target of the family
+    option_names: frozenset[str]  # of a launch, that change its code
 
 
 def _family(row: FamilyParts) -> TargetFamily:
-    table = part(row.target)
+    table, backend = part(row.target), part(row.backend)
     return TargetFamily(
-        table.host, table.named, table.of_generation, table.of_device, table.recorded_machine, part(row.backend)
-    )
+        host=table.host, named=table.named, of_generation=table.of_generation, of_device=table.of_device,
+        recorded=table.recorded_machine, backend=backend, option_names=backend.option_names,
+    )  # fmt: skip
 
 
 TARGETS: dict[str, TargetFamily] = {name: _family(row) for name, row in FAMILIES.items()}
