@@ -23,7 +23,7 @@ from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import run as interpret
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
-from tilewright.passes.grid_axes import PLAIN, rename_axes
+from tilewright.passes.grid_axes import SAME_AXES, rename_axes
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver as drivers
 from tilewright.runtime.cuda import memory, session, staging
@@ -216,7 +216,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     def compile_kernel(backend: NvidiaBackend, function: Function, options: Mapping[str, Any]) -> GpuBinary:
         target = backend.target
-        function = rename_axes(function, options.get("grid_axes", PLAIN))
+        function = rename_axes(function, options.get("grid_axes", SAME_AXES))
         for operation in function.walk():
             if operation.opcode == "inline_asm":
                 _without_machine_text(operation)

@@ -16,7 +16,7 @@ from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.host import host_cpu
-from tilewright.passes.grid_axes import PLAIN
+from tilewright.passes.grid_axes import SAME_AXES
 from tilewright.settings import settings
 from tilewright.symbolic import floor_divide, lift, simplify
 from tilewright.targets.registry import get_target
@@ -392,5 +392,5 @@ def test_axes_of_a_grid_change_places_only_where_x_may_be_longer() -> None:
     """A CPU takes as many programs along each axis, whatever sizes a run may have."""
     size = GraphBuilder("sizes").symbol("n", 1, 2**31 - 1)
     grid = (1, simplify(lift(size) * size), 1)
-    assert kernels.grid_axes(grid, get_target("cpu").largest_grid) == PLAIN
+    assert kernels.grid_axes(grid, get_target("cpu").largest_grid) == SAME_AXES
     assert kernels.grid_axes(grid, get_target("cuda:sm_90a").largest_grid) == (1, 0, 2)

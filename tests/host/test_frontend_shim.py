@@ -17,7 +17,7 @@ import pytest
 import tilewright
 from tilewright import shim
 from tilewright.settings import settings
-from tilewright.shim.tables import ABSENT, ALIASES, TABLES
+from tilewright.shim.tables import ABSENT_NAMES, ALIASES, NAME_TABLES
 
 SCRIPTS = Path(__file__).parent / "shim_scripts"
 
@@ -29,12 +29,12 @@ def installed() -> Iterator[None]:
     shim.uninstall()
 
 
-@pytest.mark.parametrize("name", [*TABLES, *ALIASES])
+@pytest.mark.parametrize("name", [*NAME_TABLES, *ALIASES])
 def test_modules_import(installed: None, name: str) -> None:
     if name == "triton.tools.mxfp":
         pytest.importorskip("torch")
     module = importlib.import_module(name)
-    for attribute in TABLES.get(name, ()):
+    for attribute in NAME_TABLES.get(name, ()):
         assert getattr(module, attribute) is not None
     if name in ALIASES:
         assert module is importlib.import_module(ALIASES[name])
@@ -62,13 +62,13 @@ def test_names_are_tilewrights(installed: None) -> None:
     assert tilewright.language.__spec__.name == "tilewright.language"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ABSENT)
+@pytest.mark.parametrize("name", ABSENT_NAMES)
 def test_what_cannot_be_says_what_to_use(installed: None, name: str) -> None:
     parent, _, last = name.rpartition(".")
     for statement in (f"import {name}", f"import {name}.deeper", f"from {name} import something"):
         with pytest.raises(ModuleNotFoundError, match="in tilewright: "):
             exec(statement)
-    if parent in TABLES:
+    if parent in NAME_TABLES:
         with pytest.raises(ModuleNotFoundError, match="in tilewright: "):
             exec(f"from {parent} import {last}")
         assert not hasattr(importlib.import_module(parent), last)

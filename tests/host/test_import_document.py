@@ -15,7 +15,7 @@ pytest.importorskip("onnx")
 
 from tilewright.errors import UnsupportedOperationError
 from tilewright.importers import import_model, onnx_ops, onnx_refused, torch_ops
-from tilewright.importers.families import FAMILIES
+from tilewright.importers.families import ENCODER_FAMILIES
 from tilewright.importers.rules import RuleTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "importers.md"
@@ -56,7 +56,7 @@ def table(title: str, sections: Iterable[RuleTable]) -> str:
 
 
 def tables() -> str:
-    families = f"### Hugging Face families (`model_type`)\n\n{', '.join(f'`{name}`' for name in FAMILIES)}\n"
+    families = f"### Hugging Face families (`model_type`)\n\n{', '.join(f'`{name}`' for name in ENCODER_FAMILIES)}\n"
     aten = table(f"ATen ({len(torch_ops.RULES)} overloads)", torch_ops.SECTIONS)
     others = "`Constant`, `If`, `Loop`, `Scan`, those of sequences and optionals"
     standard = table(f"ONNX ({len(onnx_ops.RULES)} operations, and {others})", onnx_ops.SECTIONS)

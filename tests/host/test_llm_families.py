@@ -9,7 +9,7 @@ import pytest
 
 from tests.host.llm_support import BFLOAT16, CASES, TOKENS, checkpoint_of, numbers, reference, tokens_of
 from tilewright.errors import ImportModelError, InputError
-from tilewright.llm.families import FAMILIES
+from tilewright.llm.families import LLM_FAMILIES
 from tilewright.llm.model import Chunk, Model, step_graph
 from tilewright.llm.step import Limits
 
@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_reference(name, tmp_path, rng):
 
 
 def test_all_families_have_a_reference():
-    assert {settings["model_type"] for settings in CASES.values()} == set(FAMILIES)
+    assert {settings["model_type"] for settings in CASES.values()} == set(LLM_FAMILIES)
 
 
 def test_several_sequences_in_a_step_do_not_meet(tmp_path, rng):

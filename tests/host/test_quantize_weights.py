@@ -15,7 +15,7 @@ import tilewright
 from tilewright.cli.main import application
 from tilewright.errors import InputError
 from tilewright.importers.quantized_weights import nearest
-from tilewright.quant.rounding import METHODS, Moments, awq, gptq, loss, rounded, smoothing
+from tilewright.quant.rounding import ROUNDING_METHODS, Moments, awq, gptq, loss, rounded, smoothing
 
 
 def correlated(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def test_constant_and_absent_inputs(rng: np.random.Generator) -> None:
     moments = Moments.of(32, True)
     for count in (0, 8):
         moments.add(np.where(np.arange(32) % 2, rng.standard_normal((count, 32)), 0))
-        for method in METHODS:
+        for method in ROUNDING_METHODS:
             assert np.isfinite(rounded(weights, 4, 32, method, moments).numbers()).all()
 
 

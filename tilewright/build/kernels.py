@@ -24,7 +24,7 @@ from tilewright.library.candidate import (
     TensorPart,
     TiledOperand,
 )
-from tilewright.passes.grid_axes import PLAIN, Axes
+from tilewright.passes.grid_axes import SAME_AXES, Axes
 from tilewright.runtime.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, TableReference, TiledReference
 from tilewright.symbolic import Expression, Size, lift, product, simplify, upper_bound
@@ -105,7 +105,7 @@ class KernelSet:
             # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
             options["wait_at_entry"] = True
         axes = grid_axes(call.grid, self.target.largest_grid)
-        if axes != PLAIN:
+        if axes != SAME_AXES:
             options["grid_axes"] = axes
         if not self.target.host_code and _is_wide(call):
             options["wide_grid"] = True
@@ -158,9 +158,9 @@ def grid_axes(grid: tuple[Size, Size, Size], largest: tuple[int, int, int]) -> A
     most = [upper_bound(extent) for extent in grid]
     long = max((1, 2), key=lambda axis: most[axis] / largest[axis])
     if most[long] <= largest[long] or most[0] > largest[long] or largest[0] <= largest[long]:
-        return PLAIN
+        return SAME_AXES
     if not isinstance(grid[long], int) and grid[0] != 1:
-        return PLAIN
+        return SAME_AXES
     return (1, 0, 2) if long == 1 else (2, 1, 0)
 
 

@@ -89,10 +89,10 @@ def quantize(
 def _language_model(folder: Path) -> str | None:
     """The `model_type` of a checkpoint folder that generates text; None of another one."""
     from tilewright.importers.huggingface import read_settings
-    from tilewright.llm.families import FAMILIES
+    from tilewright.llm.families import LLM_FAMILIES
 
     kind = read_settings(folder / "config.json").get("model_type")
-    return kind if isinstance(kind, str) and kind in FAMILIES else None
+    return kind if isinstance(kind, str) and kind in LLM_FAMILIES else None
 
 
 def _check_model(model: Path) -> None:

@@ -18,7 +18,7 @@ from tilewright.runtime.plan import (
     TensorSpec,
     TiledReference,
 )
-from tilewright.runtime.tables import TABLES
+from tilewright.runtime.tables import RUN_TIME_TABLES
 from tilewright.symbolic import SizeReader, Symbol, lower_bound, to_json
 
 _BUFFER_KINDS = ("input", "output", "arena", "weight")
@@ -185,7 +185,7 @@ def _argument_from_json(data: Any, sizes: SizeReader) -> Argument:
     if "value" in data:
         return Argument(type_text, sizes.read(data["value"]))
     if "table" in data:
-        if data["table"] not in TABLES:
+        if data["table"] not in RUN_TIME_TABLES:
             raise ValueError(f"there is no table {data['table']!r}")
         numbers = tuple(sizes.read(size) for size in data["sizes"])
         return Argument(type_text, TableReference(data["table"], numbers, bool(data["columns"])))

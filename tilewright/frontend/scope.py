@@ -21,7 +21,7 @@ from tilewright.language.core import BUILTIN
 from tilewright.language.function import SourceFunction
 from tilewright.language.types import ConstexprFunction, block_type, constexpr, dtype, unwrap
 
-MISSING = object()
+UNDEFINED = object()
 _INSTEAD = {
     **dict.fromkeys(
         ("enumerate", "zip", "map", "filter", "reversed", "sorted", "iter", "next"),
@@ -113,13 +113,13 @@ class FunctionState:
     def lookup(self, node: ast.Name) -> Any:
         """The value of a name: local, then captured from outside, then a Python builtin."""
         name = node.id
-        value = self.names.get(name, MISSING)
-        if value is not MISSING:
+        value = self.names.get(name, UNDEFINED)
+        if value is not UNDEFINED:
             return value
         if name in self.unbound:
             raise LanguageError(f"'{name}' may have no value here: {self.unbound[name]}", "assign it on every path")
-        value = self.function.captured(name, default=MISSING)
-        if value is not MISSING:
+        value = self.function.captured(name, default=UNDEFINED)
+        if value is not UNDEFINED:
             return self._admit(name, value)
         if name in PYTHON_BUILTINS:
             return PYTHON_BUILTINS[name]

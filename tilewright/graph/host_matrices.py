@@ -11,7 +11,7 @@ from tilewright.graph.semantics import Array, Arrays
 from tilewright.symbolic import Size, minimum
 
 # By factor: what it is of a matrix [..., m, n], k the smaller of the two.
-PARTS = {
+MATRIX_PARTS = {
     "q": "orthogonal [..., m, k]",
     "r": "upper triangular [..., k, n], a = q r",
     "u": "orthogonal [..., m, k]",
@@ -38,8 +38,10 @@ _SQUARE = (*_COMPLEX, "values", "vectors", "inverse", "pivots", "determinant", "
 def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
     a, part = value(inputs, 0), attributes["part"]
     pairs = part in _OF_PAIRS
-    if a.rank < 2 + pairs or not a.dtype.is_float or part not in PARTS or (pairs and a.shape[-1] != 2):
-        raise ShapeError(f"{str(part)[:40]!r} of {a!r}: one of {', '.join(PARTS)} of matrices of floats [..., m, n]")
+    if a.rank < 2 + pairs or not a.dtype.is_float or part not in MATRIX_PARTS or (pairs and a.shape[-1] != 2):
+        raise ShapeError(
+            f"{str(part)[:40]!r} of {a!r}: one of {', '.join(MATRIX_PARTS)} of matrices of floats [..., m, n]"
+        )
     *lead, rows, columns = a.shape[:-1] if pairs else a.shape
     if part in _SQUARE and rows != columns:
         raise ShapeError(f"{part} of {a!r}, which must be square")

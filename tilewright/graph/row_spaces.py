@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from tilewright.graph.core import Node
 from tilewright.symbolic import Size, product
 
-REDUCTIONS = frozenset({"reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_product"})
+ROW_REDUCTIONS = frozenset({"reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_product"})
 # Operations that are reductions and elementwise ops along rows.
-ROW_OPS = REDUCTIONS | {"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_log_sum_exp"}
+ROW_OPS = ROW_REDUCTIONS | {"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_log_sum_exp"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def space_of(node: Node) -> RowSpace | None:
     source = node.inputs[0] if node.inputs else None
     if node.op not in ROW_OPS or source is None:
         return None
-    if node.op in REDUCTIONS or node.op == "reduce_log_sum_exp":
+    if node.op in ROW_REDUCTIONS or node.op == "reduce_log_sum_exp":
         axes = tuple(node.attributes["axes"])
     elif node.op in ("layer_norm", "rms_norm"):
         axes = tuple(range(node.attributes["axis"], source.rank))

@@ -57,7 +57,7 @@ from tilewright.importers.onnx_structure import (
     node_text,
     opset_of,
 )
-from tilewright.importers.onnx_tensors import DTYPES, list_type, read_sparse, read_tensor, type_name
+from tilewright.importers.onnx_tensors import ONNX_DTYPES, list_type, read_sparse, read_tensor, type_name
 from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportReport, Invalid, Unsupported
 from tilewright.importers.shapes import (
     Axes,
@@ -199,14 +199,14 @@ class _Importer:
                 continue
             if kind != "tensor_type":
                 raise ImportModelError(f"input {entry.name!r} is no tensor; give tensors, or sequences of them")
-            if tensor.elem_type not in DTYPES:
+            if tensor.elem_type not in ONNX_DTYPES:
                 raise ImportModelError(f"input {entry.name!r} has the element type {type_name(tensor.elem_type)}")
             axes = dimensions.get(entry.name, {})
             shape = [
                 self._extent(dim, entry.name, axis, axes.get(axis), chosen)
                 for axis, dim in enumerate(declared[entry.name])
             ]
-            value = self.builder.input(entry.name, DTYPES[tensor.elem_type], shape)
+            value = self.builder.input(entry.name, ONNX_DTYPES[tensor.elem_type], shape)
             scope.values[entry.name] = Tensor(entry.name, value)
 
     def _list_input(self, entry: ValueInfoProto) -> RunTimeList:
@@ -562,9 +562,9 @@ class _Importer:
             texts = {item: _text(item, attribute.name) for item in set(attribute.strings)}  # trees repeat a few of them
             return [texts[item] for item in attribute.strings]
         if kind == AttributeProto.INT and attribute.name in TYPE_ATTRIBUTES:
-            if attribute.i not in DTYPES:
+            if attribute.i not in ONNX_DTYPES:
                 raise Unsupported(f"the element type {type_name(attribute.i)}", "use a real number type")
-            return DTYPES[attribute.i]
+            return ONNX_DTYPES[attribute.i]
         if kind == AttributeProto.TYPE_PROTO:
             found = list_type(attribute.tp)
             if found is None:
@@ -665,7 +665,7 @@ def _check_declared(declared: TypeProto, found: Tensor, subject: str, strict: bo
     if declared.WhichOneof("value") not in (None, "tensor_type"):
         raise ImportModelError(f"{subject} is declared as {declared.WhichOneof('value')}, but it is a tensor")
     tensor = declared.tensor_type
-    if tensor.elem_type not in (0, TensorProto.UNDEFINED) and DTYPES.get(tensor.elem_type) != found.dtype:
+    if tensor.elem_type not in (0, TensorProto.UNDEFINED) and ONNX_DTYPES.get(tensor.elem_type) != found.dtype:
         raise ImportModelError(
             f"{subject} is declared as {type_name(tensor.elem_type)}, but it is {found.dtype}; "
             "correct the declared type"

@@ -17,7 +17,7 @@ from tilewright.graph.ops import definition
 from tilewright.importers.agreement import agreed
 from tilewright.importers.assumptions import Assumptions
 from tilewright.importers.emitter import Emitter, Number
-from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.importers.onnx_tensors import ONNX_DTYPES
 from tilewright.importers.ratios import Ratio, parts
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.shapes import check_sizes
@@ -258,9 +258,9 @@ class OnnxCall(Emitter):
         found = self.attribute(name)
         if isinstance(found, str):
             number = dict(TensorProto.DataType.items()).get(found, 0)
-            if number not in DTYPES:
+            if number not in ONNX_DTYPES:
                 raise Invalid(f"the attribute {name!r} is {found!r}, which is no element type that is supported")
-            return DTYPES[number]
+            return ONNX_DTYPES[number]
         return found
 
     def is_unknown(self, *indices: int) -> bool:

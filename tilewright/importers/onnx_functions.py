@@ -13,10 +13,10 @@ from tilewright.dtypes import DType, element_of
 from tilewright.importers.onnx_call import Tensor
 from tilewright.importers.onnx_schema import DOMAINS
 from tilewright.importers.onnx_sequences import is_list
-from tilewright.importers.onnx_tensors import DTYPES
+from tilewright.importers.onnx_tensors import ONNX_DTYPES
 from tilewright.importers.report import Unsupported
 
-_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+_NUMBERS = {dtype: number for number, dtype in ONNX_DTYPES.items()}
 
 
 def has_standard_body(node: NodeProto, opset: int) -> bool:

@@ -16,7 +16,7 @@ import onnx.defs
 from onnx import AttributeProto, NodeProto
 
 from tilewright.dtypes import DType, optional_of, sequence_of
-from tilewright.importers.onnx_tensors import DTYPES, type_name
+from tilewright.importers.onnx_tensors import ONNX_DTYPES, type_name
 from tilewright.importers.report import Invalid, Unsupported
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -34,7 +34,7 @@ RUNTIME_DOMAIN = "com.microsoft"  # of ONNX Runtime, whose optimiser and quantis
 RUNTIME_DOMAINS = (RUNTIME_DOMAIN, "com.microsoft.nchwc")
 Option = onnx.defs.OpSchema.FormalParameterOption
 
-_TYPE_TEXT = {dtype: f"tensor({type_name(number).lower()})" for number, dtype in DTYPES.items()}
+_TYPE_TEXT = {dtype: f"tensor({type_name(number).lower()})" for number, dtype in ONNX_DTYPES.items()}
 _TYPE_TEXT |= {sequence_of(dtype): f"seq({text})" for dtype, text in _TYPE_TEXT.items()}
 _TYPE_TEXT |= {optional_of(dtype): f"optional({text})" for dtype, text in _TYPE_TEXT.items()}
 _BY_TEXT = {text: dtype for dtype, text in _TYPE_TEXT.items()}

@@ -346,7 +346,7 @@ NUMERIC: dict[str, Callable[[Any, Any], Any]] = {
     "Or": np.logical_or,
     "Xor": np.logical_xor,
 }
-UNARY: dict[str, Callable[[Any], Any]] = {
+UNARY_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "Neg": np.negative,
     "Abs": np.abs,
     "Sqrt": np.sqrt,
@@ -420,14 +420,14 @@ def _unary(name: str) -> KnownRule:
         if data.dtype == object:
             _require(name in SYMBOLIC_UNARY)
             return _objects([_in_range(SYMBOLIC_UNARY[name](number_of(item))) for item in data.reshape(-1)], data.shape)
-        return np.asarray(UNARY[name](data))
+        return np.asarray(UNARY_FUNCTIONS[name](data))
 
     return rule
 
 
 for _name in NUMERIC:
     KNOWN_RULES[_name] = _binary(_name)
-for _name in UNARY:
+for _name in UNARY_FUNCTIONS:
     KNOWN_RULES[_name] = _unary(_name)
 
 

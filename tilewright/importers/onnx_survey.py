@@ -27,7 +27,7 @@ from tilewright.importers.onnx_schema import (
 from tilewright.importers.onnx_scope import Scope
 from tilewright.importers.onnx_sequences import SEQUENCES
 from tilewright.importers.onnx_structure import FunctionKey, check_structure, in_order, key_of, node_text
-from tilewright.importers.onnx_tensors import DTYPES, list_type, read_tensor, type_name
+from tilewright.importers.onnx_tensors import ONNX_DTYPES, list_type, read_tensor, type_name
 from tilewright.importers.report import ImportProblem, ImportReport, Invalid, Unsupported
 
 
@@ -71,9 +71,9 @@ class _Survey:
         types = {**outer, **{entry.name: list_type(entry.type) for entry in graph.input}}
         for tensor in graph.initializer:
             read_tensor(tensor, self.folder)
-            types[tensor.name] = DTYPES[tensor.data_type]
+            types[tensor.name] = ONNX_DTYPES[tensor.data_type]
         for sparse in graph.sparse_initializer:
-            types[sparse.values.name] = DTYPES.get(sparse.values.data_type)
+            types[sparse.values.name] = ONNX_DTYPES.get(sparse.values.data_type)
         for number, node in in_order(graph.node):
             where = f"{node_text(node, number)}{place}"
             found = self._node(node, where, types)

@@ -15,7 +15,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import ImportModelError, ShapeError, out_of_memory
 from tilewright.graph.inference import check_shape
 
-DTYPES: dict[int, DType] = {
+ONNX_DTYPES: dict[int, DType] = {
     TensorProto.BOOL: dtypes.int1,
     TensorProto.INT8: dtypes.int8,
     TensorProto.INT16: dtypes.int16,
@@ -62,9 +62,9 @@ def list_type(found: TypeProto) -> DType | None:
     """The type of a value that a model declares: of a tensor its element type; None for what is not supported."""
     kind = found.WhichOneof("value")
     if kind == "tensor_type":
-        return DTYPES.get(found.tensor_type.elem_type)
+        return ONNX_DTYPES.get(found.tensor_type.elem_type)
     if kind == "map_type":
-        key, item = DTYPES.get(found.map_type.key_type), list_type(found.map_type.value_type)
+        key, item = ONNX_DTYPES.get(found.map_type.key_type), list_type(found.map_type.value_type)
         return None if key is None or item is None else dtypes.ANY_BY_NAME.get(f"map({key.name},{item.name})")
     inner = list_type(getattr(found, kind).elem_type) if kind in ("sequence_type", "optional_type") else None
     if inner is None or inner.kind == "optional" or (inner.kind == kind == "sequence"):
@@ -81,14 +81,14 @@ def read_tensor(tensor: TensorProto, folder: Path | None, subject: str = "tensor
     type's range, and external files that are missing, too short or outside the folder.
     """
     subject = f"{subject} {tensor.name!r}"
-    if tensor.data_type not in DTYPES:
+    if tensor.data_type not in ONNX_DTYPES:
         raise ImportModelError(
             f"{subject} has the element type {type_name(tensor.data_type)}, which is not supported; use a number type"
         )
     if tensor.HasField("segment"):
         raise ImportModelError(f"{subject} is stored in segments, which is not supported; store it whole")
     shape = tuple(tensor.dims)
-    dtype = DTYPES[tensor.data_type].numpy
+    dtype = ONNX_DTYPES[tensor.data_type].numpy
     try:
         check_shape(shape)
     except ShapeError as error:

@@ -16,7 +16,7 @@ _MOST_STEPS = 256  # each of them is some nodes of the graph
 
 # By family: P_1 = a x + b, and P_(n + 1) = (a x + b) P_n - c P_(n - 1), as (a, b, c) of n.
 _Step = Callable[[int], tuple[float, float, float]]
-FAMILIES: dict[str, tuple[tuple[float, float], _Step]] = {
+POLYNOMIALS: dict[str, tuple[tuple[float, float], _Step]] = {
     "chebyshev_polynomial_t": ((1, 0), lambda n: (2, 0, 1)),
     "chebyshev_polynomial_u": ((2, 0), lambda n: (2, 0, 1)),
     "chebyshev_polynomial_v": ((2, -1), lambda n: (2, 0, 1)),
@@ -42,7 +42,7 @@ def orthogonal_polynomial(emit: Emitter, x: Value, family: str, order: int) -> V
     one = emit.broadcast(emit.builder.number(1.0 if order >= 0 else 0.0, x.dtype), x.shape)
     if order <= 0:
         return one
-    (slope, start), step = FAMILIES[family]
+    (slope, start), step = POLYNOMIALS[family]
     before, found = one, _line(emit, x, slope, start)
     for n in range(1, order):
         slope, start, share = step(n)
@@ -56,7 +56,7 @@ def polynomials_of_orders(emit: Emitter, x: Value, family: str, orders: Value) -
     orders = emit.cast(orders, int64)
     all_low = emit.op("less_equal", emit.op("maximum", _largest(emit, orders), 0), _MOST_STEPS)
     emit.op("condition", all_low, what=f"{family} has an order above {_MOST_STEPS}")
-    first, step = FAMILIES[family]
+    first, step = POLYNOMIALS[family]
     table = emit.constant(np.array([(*first, 0), *map(step, range(1, _MOST_STEPS))], np.float64), "steps")
     zero, one = (emit.broadcast(emit.builder.number(number, float64), x.shape) for number in (0.0, 1.0))
     found = emit.op("where", emit.op("equal", orders, 0), one, zero)

@@ -20,7 +20,7 @@ from tilewright.importers.report import Unsupported
 from tilewright.importers.torch_proved import evaluated
 from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modulo
 
-ROUNDED = ("RoundToInt", "FloorToInt", "CeilToInt", "TruncToInt")
+ROUNDING_FUNCTIONS = ("RoundToInt", "FloorToInt", "CeilToInt", "TruncToInt")
 
 _MOST_TRIED_SIZES = 1 << 20  # of a range that are tried
 _DENOMINATORS = (16, 128, 1024, 1 << 14)
@@ -99,7 +99,7 @@ def computed_in_floats(emit: Emitter, sizes: Any, expression: Any) -> Value:
     kind = type(expression).__name__
     if expression.is_Float or (expression.is_Rational and not expression.is_Integer):
         return emit.builder.number(float(expression), float64)
-    if kind not in (*ROUNDED, *_FOLDED, *_OF_FLOATS):
+    if kind not in (*ROUNDING_FUNCTIONS, *_FOLDED, *_OF_FLOATS):
         return _of_whole_numbers(emit, sizes, expression, kind)
     parts = [computed_in_floats(emit, sizes, part) for part in expression.args]
     if kind in _FOLDED:
@@ -108,7 +108,7 @@ def computed_in_floats(emit: Emitter, sizes: Any, expression: Any) -> Value:
     parts = [emit.cast(part, float64) for part in parts]
     operation = _OF_FLOATS.get(kind) or _ROUNDED_BY.get(kind)
     found = emit.op(operation, *parts) if operation else parts[0]
-    return emit.cast(found, int64) if kind in ROUNDED else found  # a cast drops what follows the point
+    return emit.cast(found, int64) if kind in ROUNDING_FUNCTIONS else found  # a cast drops what follows the point
 
 
 def _of_whole_numbers(emit: Emitter, sizes: Any, expression: Any, kind: str) -> Value:

@@ -39,7 +39,7 @@ from tilewright.importers.torch_source_lines import is_written_by_user
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size, simplify
 
-DTYPES: dict[torch.dtype, DType] = {
+TORCH_DTYPES: dict[torch.dtype, DType] = {
     torch.bool: dtypes.int1,
     torch.int8: dtypes.int8,
     torch.int16: dtypes.int16,
@@ -60,15 +60,15 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 _CARRIERS = {
     torch.bfloat16: torch.int16,
-    **{dtype: torch.uint8 for dtype, other in DTYPES.items() if other.is_float and other.bits == 8},
+    **{dtype: torch.uint8 for dtype, other in TORCH_DTYPES.items() if other.is_float and other.bits == 8},
 }
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
     """The element type; raises `Unsupported` for complex, quantized and other types."""
-    if dtype not in DTYPES:
+    if dtype not in TORCH_DTYPES:
         raise Unsupported(f"the element type {dtype}", "use a real floating-point or integer type")
-    return DTYPES[dtype]
+    return TORCH_DTYPES[dtype]
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -190,7 +190,7 @@ def wrapped(number: float, dtype: DType) -> int:
 @functools.cache
 def _saturates(dtype: DType) -> bool:
     """Whether PyTorch's casts to an 8-bit float give its greatest number for larger ones; versions differ."""
-    target = next(key for key, value in DTYPES.items() if value == dtype)
+    target = next(key for key, value in TORCH_DTYPES.items() if value == dtype)
     return bool(torch.tensor([1e9]).to(target).float().isfinite())
 
 
@@ -502,7 +502,9 @@ def describe(node: fx.Node) -> str:
     """``f32[batch, 8]`` of the tensor that a node computes."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        text = DTYPES[value.dtype].text if value.dtype in DTYPES else str(value.dtype).removeprefix("torch.")
+        text = (
+            TORCH_DTYPES[value.dtype].text if value.dtype in TORCH_DTYPES else str(value.dtype).removeprefix("torch.")
+        )
         return f"{text}[{', '.join(map(str, value.shape))}]"
     return str(value)
 

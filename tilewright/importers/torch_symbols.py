@@ -21,7 +21,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST_SIZE, Dimension
 from tilewright.importers.torch_assumed import Assumption
-from tilewright.importers.torch_floats import ROUNDED, computed_in_floats, in_whole_numbers, tried_ends
+from tilewright.importers.torch_floats import ROUNDING_FUNCTIONS, computed_in_floats, in_whole_numbers, tried_ends
 from tilewright.importers.torch_proved import only_value
 from tilewright.symbolic import (
     Size,
@@ -320,7 +320,7 @@ class SymbolTable:
 
     def _function(self, expression: Any) -> Size:
         kind = type(expression).__name__
-        if kind in ROUNDED:
+        if kind in ROUNDING_FUNCTIONS:
             return self._rounded(expression, kind)
         parts = [self._convert(part) for part in expression.args]
         if kind in ("FloorDiv", "CleanDiv"):

@@ -414,7 +414,7 @@ def _act(
 
 
 # fmt: off
-SECTIONS: dict[str, tuple[OpInfo, ...]] = {
+EXPLICIT_SECTIONS: dict[str, tuple[OpInfo, ...]] = {
     "shared memory": (
         # At the top level of the kernel. With an operand: in the memory of that one, from its start.
         _row("shared_alloc", (0, 1), shared_alloc, "a tile, or a ring of tiles, of uninitialised shared memory",
@@ -478,7 +478,7 @@ SECTIONS: dict[str, tuple[OpInfo, ...]] = {
     ),
 }
 # fmt: on
-OPCODES = frozenset(row.opcode for rows in SECTIONS.values() for row in rows)
+OPCODES = frozenset(row.opcode for rows in EXPLICIT_SECTIONS.values() for row in rows)
 
 
 def is_explicit(opcode: str) -> bool:

@@ -243,7 +243,7 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
 
 OPS: dict[str, OpInfo] = {
     info.opcode: OpInfo(**{**vars(info), "section": section})
-    for section, rows in {**_SECTIONS, **explicit.SECTIONS}.items()
+    for section, rows in {**_SECTIONS, **explicit.EXPLICIT_SECTIONS}.items()
     for info in rows
 }
 ELEMENTWISE = frozenset(opcode for opcode, info in OPS.items() if info.elementwise)

@@ -57,7 +57,7 @@ class MissingArgument:
 
 
 MISSING = MissingArgument()
-PLAIN = frozenset((int, str))  # constants that are their own key: no other key is equal to them
+PLAIN_CLASSES = frozenset((int, str))  # constants that are their own key: no other key is equal to them
 
 _RUN_TIME = """\
         _tw_t = _tw_type({value})
@@ -114,7 +114,7 @@ def _address_source() -> str:
 _ADDRESS = _address_source()
 _COMMON: dict[str, Any] = {
     "missing": MISSING,
-    "plain": PLAIN,
+    "plain": PLAIN_CLASSES,
     "type": type,
     "int": int,
     "bool": bool,

@@ -32,7 +32,7 @@ from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary
-from tilewright.runtime.signals import RAISED, raise_pending
+from tilewright.runtime.signals import RAISED_ADDRESS, raise_pending
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -366,7 +366,7 @@ class CompiledKernel:
         if self.binary.asks:
             clock, ask = self._functions
             limit = int(failure_record.WAITING_SECONDS * 1e9)
-            record[failure_record.CLOCK : failure_record.INTERRUPTED] = [clock, limit, ask, RAISED]
+            record[failure_record.CLOCK : failure_record.INTERRUPTED] = [clock, limit, ask, RAISED_ADDRESS]
         return record
 
     @cached_property

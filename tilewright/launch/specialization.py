@@ -19,12 +19,12 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.function import SourceFunction
 from tilewright.language.types import NAMES, constexpr, dtype, pointer_type, unwrap
 from tilewright.launch.arguments import ArgumentClass, argument_class, retyped
-from tilewright.launch.binding import MISSING, PLAIN
+from tilewright.launch.binding import MISSING, PLAIN_CLASSES
 
 
 def constant_key(value: Any) -> Any:
     """A hashable stand-in for a compile-time argument that tells 1, 1.0 and True apart."""
-    if type(value) in PLAIN:
+    if type(value) in PLAIN_CLASSES:
         return value
     known = _KNOWN_KEYS.get(id(value))
     if known is not None and known[0] is value:
@@ -32,7 +32,7 @@ def constant_key(value: Any) -> Any:
     if value is MISSING:
         raise LaunchError("it has no value")
     value = unwrap(value)
-    if type(value) in PLAIN:
+    if type(value) in PLAIN_CLASSES:
         return value
     if isinstance(value, tuple):
         return _tuple_key(value)

@@ -17,7 +17,7 @@ from tilewright.graph.core import Graph
 from tilewright.importers.gguf_files import is_gguf, open_checkpoint
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
-from tilewright.llm.families import FAMILIES, Family
+from tilewright.llm.families import LLM_FAMILIES, Family
 from tilewright.llm.sampling import Draw
 from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
 from tilewright.targets.base import Target
@@ -81,10 +81,10 @@ def describe(checkpoint: Checkpoint) -> Description:
     """Read the few settings that all families have; raises `ImportModelError` for an unknown family."""
     config = checkpoint.config
     family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
+    if not isinstance(family, str) or family not in LLM_FAMILIES:
         raise ImportModelError(
             f"{checkpoint.folder / 'config.json'}: 'model_type' is {repr(family)[:100]}; language models of the "
-            f"families {', '.join(sorted(FAMILIES))} can be run"
+            f"families {', '.join(sorted(LLM_FAMILIES))} can be run"
         )
     kind = config.get("dtype", config.get("torch_dtype"))
     floats = [data.dtype for data in checkpoint.tensors.values() if from_numpy(data.dtype).name in COMPUTE_DTYPES]
@@ -117,7 +117,7 @@ def open_family(
     name = checkpoint.folder.resolve().name
     computed = COMPUTE_DTYPES.get(dtype, known.dtype)
     step = GenerationStep(checkpoint, computed, limits, name, weights, adapters, chooses, target)
-    return FAMILIES[known.family](step)
+    return LLM_FAMILIES[known.family](step)
 
 
 def step_graph(

@@ -23,7 +23,7 @@ from tilewright.onnx.devices import (
     OrtMemType,
 )
 from tilewright.onnx.environment import (
-    ABSENT,
+    ABSENT_FEATURES,
     disable_telemetry_events,
     enable_telemetry_events,
     get_build_info,
@@ -88,5 +88,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    why = ABSENT.get(name)
+    why = ABSENT_FEATURES.get(name)
     raise AttributeError(f"tilewright.onnx has no {name!r}{'' if why is None else f', as onnxruntime has: {why}'}")

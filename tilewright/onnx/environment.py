@@ -11,7 +11,7 @@ _ADAPTERS = "give the adapter's tensors as inputs of the run, or merge them into
 _EPCONTEXT = "tilewright writes its own files of compiled models: session.engine.save(path)"
 _ALLOCATORS = "tilewright allocates memory itself; outputs go to given memory by IOBinding"
 # Why there is no counterpart of a name of ONNX Runtime's, and what to use instead.
-ABSENT = {
+ABSENT_FEATURES = {
     "AdapterFormat": _ADAPTERS,
     "LoraAdapter": _ADAPTERS,
     "ModelCompiler": _EPCONTEXT,

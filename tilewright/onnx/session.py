@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     _Engines = Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls | EnginesOfBranches
 
 _DEFAULT = ("CPUExecutionProvider",)
-TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
+PROVIDER_TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
 
 
 logger = logging.getLogger("tilewright")
@@ -66,12 +66,12 @@ logger = logging.getLogger("tilewright")
 
 def get_available_providers() -> list[str]:
     """What `InferenceSession` takes as `providers` on this machine, the GPU first."""
-    return [name for name, target in reversed(TARGETS.items()) if target == "cpu" or has_gpu()]
+    return [name for name, target in reversed(PROVIDER_TARGETS.items()) if target == "cpu" or has_gpu()]
 
 
 def get_all_providers() -> list[str]:
     """What `InferenceSession` knows as `providers`, the GPU first."""
-    return list(reversed(TARGETS))
+    return list(reversed(PROVIDER_TARGETS))
 
 
 def get_device() -> str:
@@ -170,7 +170,7 @@ class InferenceSession:
         provider = _provider(providers)
         if provider == getattr(self, "_provider", None):
             return
-        target = TARGETS[provider]
+        target = PROVIDER_TARGETS[provider]
         if self._source is None:
             assert self._file is not None
             self.engine = Engine.load(self._file, target=target)
@@ -234,7 +234,7 @@ class InferenceSession:
 
     @property
     def _device(self) -> OrtDevice:
-        return OrtDevice(TARGETS[self._provider])
+        return OrtDevice(PROVIDER_TARGETS[self._provider])
 
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
@@ -529,10 +529,12 @@ def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:
         raise SettingsError(f"providers are a list of names, got {a_kind(providers)}")
     entries = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in providers or _DEFAULT]
     names = [str(name) for name in entries]
-    known = [name for name in names if name in TARGETS]
+    known = [name for name in names if name in PROVIDER_TARGETS]
     if not known:
-        raise SettingsError(f"none of the providers {', '.join(names)} is known: expected {' or '.join(TARGETS)}")
-    found = next((name for name in known if TARGETS[name] == "cpu" or has_gpu()), known[0])
+        raise SettingsError(
+            f"none of the providers {', '.join(names)} is known: expected {' or '.join(PROVIDER_TARGETS)}"
+        )
+    found = next((name for name in known if PROVIDER_TARGETS[name] == "cpu" or has_gpu()), known[0])
     if found != names[0]:
         logger.warning("%s is not available here: the model runs on %s", names[0], found)
     return found
@@ -558,14 +560,14 @@ def _node_arg(spec: TensorSpec, declared: Mapping[str, list[int | str | None]]) 
 
 def _overridable(model: ModelProto) -> dict[str, NodeArg]:
     """The constants of a model that are inputs as well; up to IR version 3 all constants are, and none is meant."""
-    from tilewright.importers.onnx_tensors import DTYPES
+    from tilewright.importers.onnx_tensors import ONNX_DTYPES
 
     if model.ir_version < 4:
         return {}
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     entries = [stored[entry.name] for entry in model.graph.input if entry.name in stored]
     return {
-        tensor.name: NodeArg(tensor.name, type_text(DTYPES[tensor.data_type]), list(tensor.dims))
+        tensor.name: NodeArg(tensor.name, type_text(ONNX_DTYPES[tensor.data_type]), list(tensor.dims))
         for tensor in entries
-        if tensor.data_type in DTYPES
+        if tensor.data_type in ONNX_DTYPES
     }

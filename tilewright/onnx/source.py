@@ -114,9 +114,9 @@ class Source:
 def _replace(tensor: TensorProto, array: np.ndarray) -> None:
     from onnx import numpy_helper
 
-    from tilewright.importers.onnx_tensors import DTYPES
+    from tilewright.importers.onnx_tensors import ONNX_DTYPES
 
-    dtype = DTYPES.get(tensor.data_type)
+    dtype = ONNX_DTYPES.get(tensor.data_type)
     if array.shape != tuple(tensor.dims) or dtype is None or array.dtype != dtype.numpy:
         raise SettingsError(
             f"the options have {array.dtype}{list(array.shape)} for the constant {brief(tensor.name)} of the model, "

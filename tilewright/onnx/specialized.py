@@ -28,7 +28,7 @@ from tilewright.errors import EngineError, ImportModelError, ShapeError, Tilewri
 from tilewright.importers.onnx import import_onnx
 from tilewright.importers.onnx_structure import node_text
 from tilewright.importers.onnx_survey import survey
-from tilewright.importers.onnx_tensors import DTYPES, list_type
+from tilewright.importers.onnx_tensors import ONNX_DTYPES, list_type
 from tilewright.importers.report import NO_RULE
 from tilewright.importers.shapes import parse_dynamic_shapes, symbol_name
 from tilewright.onnx.branches import condition_of, refused_branch, with_branch
@@ -662,8 +662,8 @@ def _is_small(entry: ValueInfoProto) -> bool:
     tensor = entry.type.tensor_type
     if (
         not tensor.HasField("shape")
-        or tensor.elem_type not in DTYPES
-        or DTYPES[tensor.elem_type] == string
+        or tensor.elem_type not in ONNX_DTYPES
+        or ONNX_DTYPES[tensor.elem_type] == string
         or len(tensor.shape.dim) > 1
     ):
         return False

@@ -179,7 +179,7 @@ def capturing(stream: int, ordinal: int) -> bool:
 
 
 FLOATS = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
-NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # multiplied, and quantized to
+NARROW_TYPES = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # multiplied, and quantized to
 
 
 def torch_stream() -> Callable[[int], int]:

@@ -329,8 +329,8 @@ def _stored_as(element: DType, out: Any, out_dtype: Any, out_scale: float | None
     """The type of results, and of those of 8 bits the inverse of their scale."""
     stored = element if out is None else arrays.view(out, "out").element
     stored = stored if out_dtype is None else arrays.element_type(out_dtype)
-    if stored != element and stored not in arrays.NARROW:
-        narrow = ", ".join(each.name for each in arrays.NARROW)
+    if stored != element and stored not in arrays.NARROW_TYPES:
+        narrow = ", ".join(each.name for each in arrays.NARROW_TYPES)
         raise LaunchError(f"results are stored as {element.name}, or as {narrow}; not {stored.name}")
     return stored, calls.scale_of_results(stored, stored == element, out_scale)
 

@@ -187,7 +187,7 @@ class Prepared:
     def _table(self, table: Table) -> Any:
         key = (table.name, _numbers(table.sizes))
         if key not in self.tables:
-            found = tables.TABLES[table.name](*key[1])
+            found = tables.RUN_TIME_TABLES[table.name](*key[1])
             self.tables[key] = found if self.ordinal is None else DeviceArray.from_numpy(found, self.ordinal)
         return self.tables[key]
 

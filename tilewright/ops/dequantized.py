@@ -81,7 +81,7 @@ def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8)
     Raises `LaunchError` for weights that the kernels do not support.
     """
     found = arrays.view(weights, "weights")
-    if len(found.shape) != 2 or 0 in found.shape or found.element not in arrays.NARROW:
+    if len(found.shape) != 2 or 0 in found.shape or found.element not in arrays.NARROW_TYPES:
         raise LaunchError(
             f"weights must be [columns, depth] of int8, uint8 or float8, got {found.element.name} {found.described}"
         )

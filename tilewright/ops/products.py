@@ -37,8 +37,8 @@ from tilewright.ops.product_graphs import prepare_strided
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
 
-_INPUTS = (*arrays.FLOATS, *arrays.NARROW)
-_OUTPUTS = (*arrays.FLOATS, dtypes.int32, *arrays.NARROW)
+_INPUTS = (*arrays.FLOATS, *arrays.NARROW_TYPES)
+_OUTPUTS = (*arrays.FLOATS, dtypes.int32, *arrays.NARROW_TYPES)
 _MEMORY_BOUND_ROWS = 256  # up to which products are bound by the memory that weights come from
 
 
@@ -205,7 +205,7 @@ def _check_inputs(left: ArrayView, right: ArrayView, output: DType) -> None:
         raise LaunchError(f"{left.element.name} is not multiplied: there are {', '.join(e.name for e in _INPUTS)}")
     if left.element != right.element:
         kinds = (left.element, right.element)
-        if not all(each in arrays.NARROW for each in kinds) or kinds[0].is_float != kinds[1].is_float:
+        if not all(each in arrays.NARROW_TYPES for each in kinds) or kinds[0].is_float != kinds[1].is_float:
             raise LaunchError(f"a and b must have one element type, got {kinds[0].name} and {kinds[1].name}")
     if output not in _OUTPUTS or (output == dtypes.int32 and not left.element.is_integer):
         raise LaunchError(f"products of {left.element.name} are not stored as {output.name}")

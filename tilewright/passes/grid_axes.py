@@ -6,7 +6,7 @@ from tilewright.ir.core import Function, Operation
 from tilewright.ir.rewrite import Rebuilder, Replacement
 
 Axes = tuple[int, int, int]
-PLAIN: Axes = (0, 1, 2)
+SAME_AXES: Axes = (0, 1, 2)
 
 
 def rename_axes(function: Function, axes: Axes) -> Function:
@@ -14,7 +14,7 @@ def rename_axes(function: Function, axes: Axes) -> Function:
 
     Programs along axis n then are those along axis ``axes[n]`` of the launch.
     """
-    return function if axes == PLAIN else _Renaming(axes).run(function)
+    return function if axes == SAME_AXES else _Renaming(axes).run(function)
 
 
 class _Renaming(Rebuilder):

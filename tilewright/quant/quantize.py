@@ -37,7 +37,7 @@ from tilewright.quant.layers import (
     why_not,
 )
 from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
-from tilewright.quant.rounding import AWQ, GPTQ, METHODS, NEAREST, Moments, RoundedWeights, rounded
+from tilewright.quant.rounding import AWQ, GPTQ, NEAREST, ROUNDING_METHODS, Moments, RoundedWeights, rounded
 from tilewright.quant.weights import (
     matrix_of,
     shifts_of,
@@ -198,7 +198,7 @@ def _check_names(scheme: str, observer: str, method: str) -> None:
     """Raise `InputError` for names that are none."""
     known: dict[str, tuple[str, Sequence[str]]] = {
         "scheme": (scheme, list(SCHEMES)), "observer": (observer, list(OBSERVERS)),
-        "method": (method, [*METHODS, SMOOTH]),
+        "method": (method, [*ROUNDING_METHODS, SMOOTH]),
     }  # fmt: skip
     for kind, (name, names) in known.items():
         if name not in names:

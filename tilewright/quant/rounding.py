@@ -21,7 +21,7 @@ from tilewright.dtypes import int4
 from tilewright.importers.quantized_weights import QuantizedMatrix, nearest
 
 NEAREST, GPTQ, AWQ = "nearest", "gptq", "awq"
-METHODS = {
+ROUNDING_METHODS = {
     NEAREST: "each weight by itself; needs no data",
     GPTQ: "what one weight loses is made up for by later ones, by second moments of the inputs",
     AWQ: "weights of large inputs are scaled up before they are rounded",

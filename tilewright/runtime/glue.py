@@ -699,8 +699,8 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None, can_ask: bool)
         if family == "x86"
         else _TICKS.format(source="tilewright_clock"),
         signals=signals.text(can_ask, _ASK_TICKS),
-        walks=planes.TEXT.format(**pieces),
-        tape=tape.TEXT.replace("STOPPED", str(_WORDS["stopped"])),
+        walks=planes.PLANES_TEXT.format(**pieces),
+        tape=tape.TAPE_TEXT.replace("STOPPED", str(_WORDS["stopped"])),
         ask_ticks=_ASK_TICKS,
         short_ticks=_SHORT_TICKS,
         long_ticks=_LONG_TICKS,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tilewright.runtime.glue import glue
 from tilewright.runtime.memory import scratch_pool
 from tilewright.runtime.parallel import run_parallel
-from tilewright.runtime.signals import RAISED, STOPPED, raise_pending
+from tilewright.runtime.signals import RAISED_ADDRESS, STOPPED, raise_pending
 from tilewright.settings import settings
 
 _GRID = struct.Struct("<3q")
@@ -65,11 +65,11 @@ def launcher(address: int, scratch_bytes: int, refuses: bool = False) -> Callabl
             if total == 1:
                 refused: int | None = kernel(arguments, None, 0, 1)
                 return refused
-            outcome = run_alone(address, arguments, None, total, refuses, RAISED)
+            outcome = run_alone(address, arguments, None, total, refuses, RAISED_ADDRESS)
         else:
             scratch = take(scratch_bytes)
             try:
-                outcome = run_alone(address, arguments, scratch.address, total, refuses, RAISED)
+                outcome = run_alone(address, arguments, scratch.address, total, refuses, RAISED_ADDRESS)
             finally:
                 give(scratch)
         if outcome == STOPPED:

@@ -23,7 +23,7 @@ from typing import Protocol
 from tilewright.errors import SettingsError
 from tilewright.runtime.glue import MEMBERS, TEAM_BYTES, glue
 from tilewright.runtime.memory import AlignedBuffer, scratch_pool
-from tilewright.runtime.signals import RAISED, raise_pending
+from tilewright.runtime.signals import RAISED_ADDRESS, raise_pending
 from tilewright.settings import MOST_THREADS, settings
 
 _RECORD = struct.Struct("=5q")  # of a run on the calling thread
@@ -49,9 +49,9 @@ class InlineProvider:
 
     def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
         if isinstance(context, bytes):
-            record = _RECORD.pack(RAISED, body, scratch, stride, 0) + context
+            record = _RECORD.pack(RAISED_ADDRESS, body, scratch, stride, 0) + context
         else:
-            record = _RECORD.pack(RAISED, body, scratch, stride, context)
+            record = _RECORD.pack(RAISED_ADDRESS, body, scratch, stride, context)
         stopped: int = glue().start_inline(record)
         return stopped
 
@@ -69,7 +69,7 @@ class OpenMPProvider:
         self._library, self._entry, self.detail = library, address, detail
 
     def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
-        stopped: int = glue().start_openmp(self._entry, body, context, scratch, stride, workers, RAISED)
+        stopped: int = glue().start_openmp(self._entry, body, context, scratch, stride, workers, RAISED_ADDRESS)
         return stopped
 
 
@@ -85,7 +85,7 @@ class DispatchProvider:
         self._library, self._entry = library, address
 
     def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
-        stopped: int = glue().start_dispatch(self._entry, body, context, scratch, stride, workers, RAISED)
+        stopped: int = glue().start_dispatch(self._entry, body, context, scratch, stride, workers, RAISED_ADDRESS)
         return stopped
 
 
@@ -147,7 +147,7 @@ class _Team:
     def __init__(self, workers: int) -> None:
         self._memory = AlignedBuffer(TEAM_BYTES)
         self.address = self._memory.address
-        glue().create_team(self.address, RAISED)
+        glue().create_team(self.address, RAISED_ADDRESS)
         self.members = ctypes.c_int64.from_address(self.address + MEMBERS)  # threads that are there
         self.wanted = workers - 1
         self._workers = workers
@@ -232,7 +232,7 @@ def on_this_thread(body: int, context: int, scratch_bytes: int) -> Callable[[], 
     stride = (scratch_bytes + 127) // 128 * 128
     scratch = AlignedBuffer(stride) if stride else None
     start = glue().start_inline
-    record = _RECORD.pack(RAISED, body, 0 if scratch is None else scratch.address, stride, context)
+    record = _RECORD.pack(RAISED_ADDRESS, body, 0 if scratch is None else scratch.address, stride, context)
 
     def run(scratch: AlignedBuffer | None = scratch) -> None:  # which lives as long as this
         if start(record):

@@ -15,7 +15,7 @@ from __future__ import annotations
 MOST_SHARES = 32  # of a plane: the bits of half a word
 
 # Formatted with the pieces of `glue.glue_text`.
-TEXT = """
+PLANES_TEXT = """
 ; Runs `planes` times `plane` instances, each plane when the one before it has ended.
 define void @parallel_planes(ptr %team, ptr %function, ptr %arguments, i64 %plane, i64 %planes) nounwind {{
 entry:

@@ -96,7 +96,7 @@ _PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyE
 RECORD_RAISED, RECORD_INTERRUPTED = 38, 39
 REFUSED, STOPPED = 1, 2  # what a run gives back, else 0
 _raised = (ctypes.c_void_p * 3)()  # an exception of a signal's handler: signals are handled by one thread only
-RAISED = ctypes.addressof(_raised)
+RAISED_ADDRESS = ctypes.addressof(_raised)
 
 
 def text(can_ask: bool, ask_ticks: int) -> str:

@@ -58,4 +58,4 @@ def _round_robin(entries: np.ndarray, rows: int) -> np.ndarray:
 
 
 # What plans may name (`runtime.plan.TableReference`); all arguments are whole numbers.
-TABLES: dict[str, Callable[..., np.ndarray]] = {"attention": attention_schedule}
+RUN_TIME_TABLES: dict[str, Callable[..., np.ndarray]] = {"attention": attention_schedule}

@@ -22,7 +22,7 @@ DONE: Final = 0  # outcomes; others are given to `stop` and `within`
 _WORDS = 4  # of an instruction
 
 # `STOPPED` stands for the number of the team's word that ends a run early.
-TEXT = """
+TAPE_TEXT = """
 ; Walks a tape. The state: the address of the first instruction, then room for the outcome.
 define void @run_tape(ptr %team, ptr %state) nounwind {
 entry:

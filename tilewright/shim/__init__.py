@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.shim import environment
-from tilewright.shim.tables import ABSENT, ALIASES, TABLES, TRITON_VERSION
+from tilewright.shim.tables import ABSENT_NAMES, ALIASES, NAME_TABLES, TRITON_VERSION
 
 ENABLED = "TILEWRIGHT_SHIM"  # 1: Python processes started with `site_directory` on their path have the shim
 _log = logging.getLogger("tilewright.shim")
@@ -52,7 +52,7 @@ class ShimModule(ModuleType):
             setattr(self, name, value)
             return value
         inner = f"{self.__name__}.{name}"
-        if inner in TABLES or inner in ALIASES:
+        if inner in NAME_TABLES or inner in ALIASES:
             return importlib.import_module(inner)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{_advice(inner)}")
 
@@ -71,14 +71,14 @@ class _ModuleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "triton" and not name.startswith("triton."):
             return None
-        if name in TABLES or name in ALIASES:
-            return ModuleSpec(name, self, is_package=name in TABLES)
+        if name in NAME_TABLES or name in ALIASES:
+            return ModuleSpec(name, self, is_package=name in NAME_TABLES)
         advice = _advice(name)
         module_name = None if advice and _names_a_member() else name
         raise ModuleNotFoundError(f"No module named {name!r} in tilewright{advice}", name=module_name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return ShimModule(spec.name, TABLES[spec.name]) if spec.name in TABLES else None
+        return ShimModule(spec.name, NAME_TABLES[spec.name]) if spec.name in NAME_TABLES else None
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -104,7 +104,7 @@ def _names_a_member() -> bool:
 
 def _children(name: str) -> list[str]:
     prefix = f"{name}."
-    names = (known[len(prefix) :] for known in (*TABLES, *ALIASES) if known.startswith(prefix))
+    names = (known[len(prefix) :] for known in (*NAME_TABLES, *ALIASES) if known.startswith(prefix))
     return [child for child in names if "." not in child]
 
 
@@ -112,7 +112,7 @@ def _advice(name: str) -> str:
     """What to use instead of a module that cannot be here, or of something inside it."""
     parts = name.split(".")
     for end in range(len(parts), 1, -1):
-        known = ABSENT.get(".".join(parts[:end]))
+        known = ABSENT_NAMES.get(".".join(parts[:end]))
         if known is not None:
             return f": {known}"
     return ""

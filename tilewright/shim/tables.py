@@ -1,7 +1,7 @@
 """The supported modules and names of Triton, and their places in tilewright.
 
-`ALIASES` are modules of tilewright under another name; `TABLES` modules made of names found elsewhere
-("module:attribute"); `ABSENT` what cannot be here, with what to use instead.
+`ALIASES` are modules of tilewright under another name; `NAME_TABLES` modules made of names found elsewhere
+("module:attribute"); `ABSENT_NAMES` what cannot be here, with what to use instead.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _ALLOCATOR = _from(_DRIVER, "set_allocator")
 _TARGET = {**_from(_DRIVER, "GPUTarget"), **_from(_BACKENDS, "BaseBackend", "Language")}
 _DESCRIPTOR = _from("tilewright.launch.descriptor", "TensorDescriptor")
 
-TABLES: dict[str, dict[str, str]] = {
+NAME_TABLES: dict[str, dict[str, str]] = {
     "triton": {
         **_AUTOTUNER, **_KERNELS, **_COMPILER_ERRORS, **_RUNTIME_ERRORS, **_SIZES, **_ALLOCATOR, **_BACKGROUND,
         **_from(_COMPILER, "compile"),
@@ -128,7 +128,7 @@ TABLES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 _GLUON = "Gluon's layouts are not here; write the kernel in triton.language, or in tilewright.language.explicit"
-ABSENT = {
+ABSENT_NAMES = {
     "triton._C": "tilewright is Python and has no compiled library; texts of a kernel are in compiled.asm",
     "triton.experimental": _GLUON,
     "triton.language.semantic": "rules of the language are in tilewright.language.semantic",

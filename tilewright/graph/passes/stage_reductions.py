@@ -13,14 +13,14 @@ from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
-from tilewright.graph.row_spaces import REDUCTIONS, ROW_OPS, RowSpace, space_of
+from tilewright.graph.row_spaces import ROW_OPS, ROW_REDUCTIONS, RowSpace, space_of
 
 _MOST_BETWEEN = 32  # elementwise ops between a row operation and what is reduced
 
 
 def stage_reductions(graph: Graph) -> Graph:
     """The graph with such reductions in two steps."""
-    return apply_rules(graph, {op: [_staged] for op in REDUCTIONS})
+    return apply_rules(graph, {op: [_staged] for op in ROW_REDUCTIONS})
 
 
 def _staged(node: Node, rewriter: GraphRewriter) -> Value | None:

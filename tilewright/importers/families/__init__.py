@@ -17,7 +17,7 @@ from tilewright.importers.shapes import Axes, parse_dynamic_shapes
 
 Build = Callable[[Checkpoint, dict[str, Axes], str], Graph]
 
-FAMILIES: dict[str, Build] = {
+ENCODER_FAMILIES: dict[str, Build] = {
     "bert": bert.build,
 }
 
@@ -26,9 +26,11 @@ def import_checkpoint(folder: Path, dynamic_shapes: Mapping[str, Any] | None = N
     """Import a checkpoint folder; raises `ImportModelError` for an unknown family or unfitting weights."""
     checkpoint = Checkpoint(Path(folder))
     family = checkpoint.config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
+    if not isinstance(family, str) or family not in ENCODER_FAMILIES:
         raise ImportModelError(
-            f"{folder}: model_type {repr(family)[:100]} has no importer yet; known: {', '.join(FAMILIES)}. "
+            f"{folder}: model_type {repr(family)[:100]} has no importer yet; known: {', '.join(ENCODER_FAMILIES)}. "
             "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/internals/importers.md)."
         )
-    return FAMILIES[family](checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name)
+    return ENCODER_FAMILIES[family](
+        checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name
+    )

@@ -36,7 +36,7 @@ for _name, _table in (
 ):
     TABLE.add(_name, _table.rules[_name])
 
-ACTIVATIONS: dict[str, Callable[[OnnxCall, Value, Sequence[float]], Value]] = {
+FUSED_ACTIVATIONS: dict[str, Callable[[OnnxCall, Value, Sequence[float]], Value]] = {
     "Relu": lambda call, x, numbers: call.op("relu", x),
     "Tanh": lambda call, x, numbers: call.op("tanh", x),
     "Sigmoid": lambda call, x, numbers: call.op("sigmoid", x),
@@ -58,11 +58,11 @@ def activated(call: OnnxCall, x: Value) -> Value:
     numbers = [number for number in map(call.attribute, names) if number is not None] if given is None else given
     if not name:
         return x
-    if name not in ACTIVATIONS or (name == "Clip" and len(numbers) < 2):
+    if name not in FUSED_ACTIVATIONS or (name == "Clip" and len(numbers) < 2):
         raise Unsupported(
             f"the activation {name!r} with the numbers {list(numbers)}", "let the model have it as a node"
         )
-    return ACTIVATIONS[name](call, x, list(numbers))
+    return FUSED_ACTIVATIONS[name](call, x, list(numbers))
 
 
 # Products and convolutions ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tilewright.graph.core import Value
 from tilewright.importers import airy, bessel, formulas, special
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.incomplete_gamma import incomplete_gamma
-from tilewright.importers.polynomials import FAMILIES, orthogonal_polynomial, polynomials_of_orders
+from tilewright.importers.polynomials import POLYNOMIALS, orthogonal_polynomial, polynomials_of_orders
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
 
@@ -64,7 +64,7 @@ def _of_orders(family: str) -> Callable[[TorchCall, Scalar, Value], Value]:
     return rule
 
 
-for _name in FAMILIES:
+for _name in POLYNOMIALS:
     TABLE.add(f"special_{_name}.n_scalar", _of_order(_name))
     TABLE.add(f"special_{_name}.default", _of_orders(_name))
     TABLE.add(f"special_{_name}.x_scalar", _of_orders(_name))

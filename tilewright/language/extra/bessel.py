@@ -31,7 +31,7 @@ from tilewright.language.standard import max as largest
 from tilewright.language.types import float64, int32
 
 TWO_OVER_PI = 0.6366197723675814
-LIMIT = 8.0
+LARGEST_BY_SERIES = 8.0
 HUGE = 1e250
 
 
@@ -44,7 +44,7 @@ def _near(x):
 @language_function
 def _waves(x, ORDER: core.constexpr):
     """Amplitude times cosine and sine of the phase, for x of at least 8: J and Y of an order (0 or 1)."""
-    inverse = LIMIT / x
+    inverse = LARGEST_BY_SERIES / x
     square = 2.0 * inverse * inverse - 1.0
     cosine, sine = cos(x), sin(x)
     scale = sqrt(TWO_OVER_PI / x) * ROOT_HALF
@@ -60,7 +60,7 @@ def _waves(x, ORDER: core.constexpr):
 @language_function
 def _far(x):
     """x where the waves are wanted, a harmless number elsewhere."""
-    return core.where((x > LIMIT) & (x < INFINITY), x, LIMIT)
+    return core.where((x > LARGEST_BY_SERIES) & (x < INFINITY), x, LARGEST_BY_SERIES)
 
 
 @language_function
@@ -70,8 +70,8 @@ def _first_kind(x, ORDER: core.constexpr):
     if ORDER == 0:
         value = chebyshev(_near(size), J0_NEAR)
     else:
-        value = chebyshev(_near(size), J1_NEAR) * core.minimum(size, LIMIT)
-    value = core.where(size > LIMIT, wave, value)
+        value = chebyshev(_near(size), J1_NEAR) * core.minimum(size, LARGEST_BY_SERIES)
+    value = core.where(size > LARGEST_BY_SERIES, wave, value)
     value = core.where(size == INFINITY, 0.0, core.where(x != x, x, value))
     if ORDER == 1:
         return core.where(x < 0, -value, value)
@@ -81,7 +81,7 @@ def _first_kind(x, ORDER: core.constexpr):
 
 @language_function
 def _second_kind(x, ORDER: core.constexpr):
-    near = core.where((x > 0) & (x <= LIMIT), x, 1.0)
+    near = core.where((x > 0) & (x <= LARGEST_BY_SERIES), x, 1.0)
     _, wave = _waves(_far(x), ORDER)
     logarithm = TWO_OVER_PI * log(0.5 * near)
     if ORDER == 0:
@@ -89,7 +89,7 @@ def _second_kind(x, ORDER: core.constexpr):
     else:
         value = near * (chebyshev(_near(near), Y1_NEAR) + logarithm * chebyshev(_near(near), J1_NEAR))
         value = value - TWO_OVER_PI / near
-    value = core.where(x > LIMIT, wave, value)
+    value = core.where(x > LARGEST_BY_SERIES, wave, value)
     value = core.where(x == INFINITY, 0.0, core.where(x == 0, -INFINITY, value))
     return core.where((x < 0) | (x != x), NAN, value)
 
@@ -192,9 +192,9 @@ def jn(n, x):
 @language_function
 def _modified(x, NEAR: core.constexpr, FAR: core.constexpr):
     """exp(-x) times I(x) (over x below 8 for order 1), and exp(x), for x of at least 0."""
-    near = chebyshev(core.minimum(x, LIMIT) * 0.25 - 1.0, NEAR)
-    distant = core.maximum(x, LIMIT)
-    far = chebyshev(2.0 * (LIMIT / distant) - 1.0, FAR) / sqrt(distant)
+    near = chebyshev(core.minimum(x, LARGEST_BY_SERIES) * 0.25 - 1.0, NEAR)
+    distant = core.maximum(x, LARGEST_BY_SERIES)
+    far = chebyshev(2.0 * (LARGEST_BY_SERIES / distant) - 1.0, FAR) / sqrt(distant)
     return near, far
 
 
@@ -211,7 +211,7 @@ def cyl_bessel_i0(x):
     wide = x.to(float64)
     size = abs(wide)
     near, far = _modified(size, I0_NEAR, I0_FAR)
-    result = _grown(core.where(size > LIMIT, far, near), size)
+    result = _grown(core.where(size > LARGEST_BY_SERIES, far, near), size)
     return core.where(wide != wide, wide, result).to(float_of(x.dtype))
 
 
@@ -221,7 +221,7 @@ def cyl_bessel_i1(x):
     wide = x.to(float64)
     size = abs(wide)
     near, far = _modified(size, I1_NEAR, I1_FAR)
-    result = _grown(core.where(size > LIMIT, far, near * core.minimum(size, LIMIT)), size)
+    result = _grown(core.where(size > LARGEST_BY_SERIES, far, near * core.minimum(size, LARGEST_BY_SERIES)), size)
     return core.where(wide != wide, wide, core.where(wide < 0, -result, result)).to(float_of(x.dtype))
 
 

@@ -23,7 +23,7 @@ from tilewright.targets.base import Target
 if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
 
-PARTS = 16  # of the keys of a sequence, at most
+MOST_KEY_PARTS = 16  # of the keys of a sequence, at most
 PART_KEYS = 32  # of a block, of which one is multiplied while registers take the next
 _WIDE_ROW = 256  # bytes of a head from which on blocks are smaller
 
@@ -43,7 +43,7 @@ def gpu_paged_attention(group: Group, graph: Graph, target: Target) -> list[Cand
     parts, sums = _temporaries(group.name, operands, constants)
     calls = _calls({**operands, "parts": parts, "sums": sums}, constants, target.machine().processors)
     reasons = {
-        "keys": f"blocks of {constants['BLOCK_T']}, up to {PARTS} parts",
+        "keys": f"blocks of {constants['BLOCK_T']}, up to {MOST_KEY_PARTS} parts",
         "rows": [constants["ROWS"], constants["BLOCK"]],
     }
     cost = _cost(operands, constants, calls[0], target)
@@ -99,14 +99,15 @@ def _constants(anchor: Node, operands: Mapping[str, Value]) -> dict[str, Any]:
         "PAGE": anchor.attributes["page"], "ROWS": max(SMALLEST, next_power_of_2(heads // key_heads)), "BLOCK": block,
         "BLOCK_T": key_block, "BLOCK_D": padded, "BLOCK_V": value_padded, "WINDOW": anchor.attributes["window"],
         "SOFTCAP": float(anchor.attributes["softcap"]), "scale": float(anchor.attributes["scale"]),
-        "TYPE": language_type(compute_type(query.dtype)), "SPLITS": PARTS, "BLOCK_P": next_power_of_2(PARTS),
+        "TYPE": language_type(compute_type(query.dtype)), "SPLITS": MOST_KEY_PARTS,
+        "BLOCK_P": next_power_of_2(MOST_KEY_PARTS),
     }  # fmt: skip
 
 
 def _temporaries(name: str, operands: Mapping[str, Value], constants: Mapping[str, Any]) -> tuple[Value, Value]:
     """The results of parts, and the logarithms of their weights."""
     working = compute_type(operands["q"].dtype)
-    shape = (operands["lengths"].shape[0], constants["KEY_HEADS"], PARTS, constants["ROWS"])
+    shape = (operands["lengths"].shape[0], constants["KEY_HEADS"], MOST_KEY_PARTS, constants["ROWS"])
     return Value(f"{name}.parts", working, (*shape, constants["VALUE_HEAD"])), Value(f"{name}.sums", working, shape)
 
 
@@ -127,7 +128,7 @@ def _calls(operands: dict[str, Value], constants: dict[str, Any], processors: in
     # As `part_length` has it: parts of no key would be launched to end at once.
     least = lift(maximum(lift(sequences) * key_heads // constants["FULL"], 1)) * few["BLOCK_T"]
     longest = lift(operands["tables"].shape[1]) * constants["PAGE"]
-    splits = minimum(ceil_divide(longest, simplify(least)), PARTS)
+    splits = minimum(ceil_divide(longest, simplify(least)), MOST_KEY_PARTS)
     blocks = simplify(lift(tokens) * (heads // key_heads) // constants["BLOCK"] + sequences)
     return (
         _call(paged_parts, given, types, few, (splits, key_heads, sequences), 128),

@@ -35,7 +35,7 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: dict[str, type[Family]] = {
+LLM_FAMILIES: dict[str, type[Family]] = {
     "llama": Llama,
     "mistral": Mistral,
     "mixtral": Mixtral,

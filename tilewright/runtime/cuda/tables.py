@@ -8,7 +8,7 @@ from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import new_stream
-from tilewright.runtime.tables import TABLES
+from tilewright.runtime.tables import RUN_TIME_TABLES
 
 _ROOM = 1 << 20  # bytes that are allocated at once: an allocation takes longer than a table
 _TABLE_ALIGNMENT = 256
@@ -28,7 +28,7 @@ class DeviceTables:
         """The address of a table, and how many numbers a row has."""
         key = (name, sizes)
         if key not in self._entries:
-            table = np.ascontiguousarray(TABLES[name](*sizes))
+            table = np.ascontiguousarray(RUN_TIME_TABLES[name](*sizes))
             self._entries[key] = (self._copied(table), int(table.shape[-1]))
         return self._entries[key]
 

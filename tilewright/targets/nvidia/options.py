@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.errors import CompilationError
-from tilewright.passes.grid_axes import PLAIN, Axes
+from tilewright.passes.grid_axes import SAME_AXES, Axes
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 
 OPTION_NAMES = frozenset(
@@ -38,7 +38,7 @@ class NvidiaOptions:
     late: bool = False
     wait_at_entry: bool = False
     ctas_per_sm: int = 0  # 0: as many as fit
-    grid_axes: Axes = PLAIN
+    grid_axes: Axes = SAME_AXES
     keep_texts: bool = False
     assembly: AssemblyOptions = field(default_factory=AssemblyOptions)
 
@@ -62,7 +62,7 @@ class NvidiaOptions:
             late=given.get("dependent_launch") is False,
             wait_at_entry=bool(given.get("wait_at_entry")),
             ctas_per_sm=bound,
-            grid_axes=tuple(given.get("grid_axes", PLAIN)),
+            grid_axes=tuple(given.get("grid_axes", SAME_AXES)),
             keep_texts=bool(given.get("keep_texts")),
             assembly=AssemblyOptions.from_options(given),
         )
