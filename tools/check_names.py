@@ -135,18 +135,18 @@ def _is_literal(value: ast.expr | None) -> bool:
 
 def problems(paths: Iterable[Path], root: Path = ROOT) -> Iterator[str]:
     """What is wrong with the names of some files below a root, whose folders are packages."""
-    paths = list(paths)
+    paths, exceptions = list(paths), EXCEPTIONS if root == ROOT else {}
     found = [*classes(paths).items(), *constants(paths).items()]
     repeated = {name: places for name, places in found if len(places) > 1}
     for name, places in sorted(repeated.items()):
-        if name not in EXCEPTIONS:
+        if name not in exceptions:
             yield f"{name}: {', '.join(places)}: qualify the names, or merge what is the same"
     for package in _packages(paths, root):
         for name, places in several_values(package).items():
             yield f"{name}: {', '.join(places)}: a name has one value in a package; say what each of them is"
     for place in vague_names(paths):
         yield f"{place}: name what it holds; this word says only half (see VAGUE in tools/check_names.py)"
-    yield from (f"{name}: the exception is no longer needed" for name in EXCEPTIONS if name not in repeated)
+    yield from (f"{name}: the exception is no longer needed" for name in exceptions if name not in repeated)
 
 
 def main() -> int:

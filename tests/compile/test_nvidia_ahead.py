@@ -16,7 +16,7 @@ from tilewright.targets.gpu.early_loads import load_early
 
 
 @tilewright.jit
-def recurrence(w, u, states, out, steps, WHERE: tl.constexpr):
+def recurrence(w, u, states, out, steps, WHERE: tl.constexpr, BARRIER: tl.constexpr = False):
     """state = w state + u, each state stored: apart, or where u or w are read."""
     i, j = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     state = tl.zeros((64, 64), tl.float32)
@@ -24,6 +24,8 @@ def recurrence(w, u, states, out, steps, WHERE: tl.constexpr):
         tl.store(
             (states if WHERE == "apart" else u if WHERE == "u" else w) + step * 4096 + i * 64 + j, state.to(tl.bfloat16)
         )
+        if BARRIER:
+            tl.debug_barrier()
         product = tl.dot(tl.load(w + step * 4096 + i * 64 + j), state.to(tl.bfloat16))
         state = tl.load(u + step * 4096 + i * 64 + j) + product
     tl.store(out + i * 64 + j, state)
@@ -43,9 +45,9 @@ def both_ways(x, y, b, out, other, steps, BLOCK: tl.constexpr):
     tl.store(other + i * 64 + k[None, :], second)
 
 
-def of_recurrence(where):
+def of_recurrence(where, barrier=False):
     types = {**pointers("bf16", "w", "u", "states"), "out": "*f32", "steps": "i32"}
-    return traced(recurrence, types, {"WHERE": where})
+    return traced(recurrence, types, {"WHERE": where, "BARRIER": barrier})
 
 
 def copied_ahead(lowered):
@@ -67,6 +69,13 @@ def test_loads_begin_before_products():
     assert load_early(moved) is moved  # nothing is left to move
     stored = simplify(of_recurrence("u"))
     assert load_early(stored) is stored
+
+
+def test_loads_stay_after_the_authors_barriers():
+    function = simplify(of_recurrence("apart", barrier=True))
+    assert load_early(function) is function
+    lowered, _ = built(of_recurrence("apart", barrier=True))
+    assert copied_ahead(lowered) == 0
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])

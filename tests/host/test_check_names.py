@@ -15,8 +15,9 @@ def test_a_class_in_two_files_is_found(tmp_path: Path) -> None:
 def test_a_constant_in_two_files_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("FEW = 8\n_OWN = 1\nTABLE = make()\nT = TypeVar('T')\n")
     (tmp_path / "b.py").write_text("FEW: int = 1 << 7\n_OWN = 2\nTABLE = {}\nT = TypeVar('T')\n")
-    [found] = problems(tmp_path.glob("*.py"), tmp_path)
+    [found, table] = problems(tmp_path.glob("*.py"), tmp_path)
     assert found.startswith("FEW: ") and "a.py:1" in found and "b.py:1" in found
+    assert table.startswith("TABLE: ") and "a.py:3" in table
 
 
 def test_constants_of_one_assignment_are_found(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def _written_flat(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     flat = y.t().contiguous().view(-1)
     flat.add_(1)
     y.transpose(0, 1).reshape(-1)[:2] = 5.0
+    y.t().ravel().mul_(0.5)
     return y, flat
 
 

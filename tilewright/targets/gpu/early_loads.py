@@ -7,7 +7,8 @@
 
 Products wait at barriers, across which no assembler moves a load; and where a loop is a recurrence, nothing else is
 there to be done while a load is waited for.  Operands of products stay in place: they are copied ahead through shared
-memory, or would take registers for long.
+memory, or would take registers for long.  So do all loads of loops with the author's barriers or assertions, which may
+be about them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir.core import Function, Operation, Region, SSAValue
-from tilewright.ir.ops import is_speculatable
+from tilewright.ir.ops import Effect, effects_of, is_speculatable
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.targets.gpu.memory_order import movable_loads
 
@@ -52,6 +53,8 @@ def _moved(function: Function, loop: Operation) -> list[Operation]:
     (body,) = loop.regions
     late = body.operations[_first_product(body) :]
     if not any(operation.opcode == "load" for operation in late):
+        return []
+    if any(Effect.OBSERVE in effects_of(operation) for operation in loop.walk() if not operation.regions):
         return []
     movable = movable_loads(function, loop) - _operands(body)
     inside = {result: operation for operation in late for result in operation.results}

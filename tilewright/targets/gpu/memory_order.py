@@ -79,10 +79,12 @@ def movable_loads(function: Function, loop: Operation) -> set[Operation]:
     """The loads of a loop's body that may be done earlier than the program says, in this iteration or one before.
 
     They read through parameters that the loop does not store through.  There are none where the loop writes by more
-    than stores, or stores to what is not known.
+    than stores, or stores to what is not known, nor where it stores and the author has ordered that by a barrier.
     """
     inner = [operation for operation in loop.walk() if operation is not loop and not operation.regions]
     stores = [operation for operation in inner if operation.opcode == "store"]
+    if stores and any(Effect.OBSERVE in effects_of(operation) for operation in inner):
+        return set()
     if any(Effect.WRITE in effects_of(operation) for operation in inner if operation.opcode != "store"):
         return set()
     loads = [operation for operation in loop.regions[0].operations if operation.opcode == "load"]
