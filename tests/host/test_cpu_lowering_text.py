@@ -249,6 +249,21 @@ def test_halves_of_rows_never_meet(shift, copies):
     check(function, [draw((8, 64))])
 
 
+@tilewright.jit
+def turned_halves(x, out):
+    near = tl.arange(0, 8)[:, None] * 64 + tl.arange(0, 32)[None, :]
+    left, right = tl.load(x + near), tl.load(x + near + 32)
+    tl.store(out + near, left - right)
+    tl.store(out + near + 32, left + right)
+
+
+def test_halves_of_two_arrays_are_not_copied_where_a_launch_finds_them_apart():
+    function = traced(turned_halves, {"x": "*f32", "out": "*f32"}, {})
+    kernel = lowered(function, SERVER)
+    assert not [remark for remark in kernel.remarks if "copied first" in remark.message]
+    check(function, [draw((8, 64)), draw((8, 64))])
+
+
 def combination(body):
     return parse_function(f"""
     kernel combine(%x: *f32, %out: *f32) {{

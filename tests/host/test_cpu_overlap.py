@@ -132,6 +132,45 @@ def test_arrays_that_overlap_with_a_shift(kernel, starts, rng):
 
 
 @tilewright.jit
+def moved(x, y, o, n, N: tl.constexpr):
+    i = tl.arange(0, 256)
+    tl.store(y + (i + N), tl.load(x + i) + 1)
+
+
+@tilewright.jit
+def halves(x, y, o, n, N: tl.constexpr):
+    i = tl.arange(0, 256)
+    left, right = tl.load(x + i), tl.load(x + (i + N))
+    tl.store(y + i, left + right)
+    tl.store(y + (i + N), left - right)
+
+
+@tilewright.jit
+def halves_of_rows(x, y, o, n, N: tl.constexpr):
+    i = tl.arange(0, 4)[:, None] * (2 * N) + tl.arange(0, 256)[None, :]
+    left, right = tl.load(x + i), tl.load(x + i + N)
+    tl.store(y + i + N, left - right)
+    tl.store(o + i, right - tl.max(left, 1)[:, None])
+    tl.store(y + i, left + right)
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([moved, halves, halves_of_rows]),
+    st.sampled_from([N, N + 44]),
+    st.lists(st.tuples(st.integers(-1, 1), st.sampled_from([0, 0, 1, -1, 8, 17])), min_size=3, max_size=3),
+)
+def test_halves_of_arrays_that_overlap(kernel, distance: int, starts: list[tuple[int, int]]):
+    """Places a constant distance apart are other elements of one array, and maybe the same of two."""
+    memory = np.arange(5000, dtype=np.float32)
+    expected = memory.copy()
+    views = [500 + count * distance + shift for count, shift in starts]
+    interpreter.run(kernel.trace(TYPES, {"N": distance}), [*(expected[start:] for start in views), 0], (1,))
+    kernel[(1,)](*(memory[start:] for start in views), 0, N=distance)
+    np.testing.assert_array_equal(memory, expected)
+
+
+@tilewright.jit
 def converted(x, y, n, N: tl.constexpr):
     for start in range(0, n, N):
         i = tl.program_id(0) * n + start + tl.arange(0, N)

@@ -113,12 +113,14 @@ class Aliasing:
     def never_meet(self, access: Operation, writer: Operation) -> bool:
         """Whether no lane of `access` touches what any lane writes by `writer`, in one pass of the loops around both.
 
-        It is counted on already that they are apart, or one is a constant distance from the other that no two lanes
-        have: the halves of rows of known length.
+        It is counted on already that they are apart, or one is a constant distance from the other, from the same
+        pointer on, that no two lanes have: the halves of rows of known length.
         """
         if (access, writer) in self._trusted:
             return True
         pointer, written = access.operands[0], writer.operands[0]
+        if self.base(pointer) is not self.base(written):  # patterns leave out parameters
+            return False
         if pointer.type.shape != written.type.shape or _itemsize(access) != _itemsize(writer):
             return False
         distance = _distance_between(self._pattern(pointer), self._pattern(written))
