@@ -11,6 +11,8 @@ import tilewright
 import tilewright.language as tl
 from tests.host.kernel_support import check, lowered, run_compiled
 from tilewright.ir import interpreter
+from tilewright.library.matmul.kernel import load_panels
+from tilewright.targets.cpu.target import CPUTarget
 
 TYPES = {"x": "*f32", "y": "*f32", "o": "*f32"}
 
@@ -299,3 +301,54 @@ def test_rows_that_lie_apart_need_no_copy():
     assert not [remark for remark in lowered(known).remarks if "copied first" in remark.message]
     unknown = updated_tiles.trace({"x": "*f32", "stride": "i32"}, {"R": 4, "C": 64})
     assert [remark for remark in lowered(unknown).remarks if "copied first" in remark.message]
+
+
+@tilewright.jit
+def lines_that_change(x, y, o, n):
+    window, line, along = tl.arange(0, 16)[:, None, None], tl.arange(0, 2)[None, :, None], tl.arange(0, 64)
+    left = tl.reshape(tl.load(x + window * 64 + line * 1024 + along[None, None, :]), (16, 128))
+    right = load_panels(y, 0, 0, 128, 1, 1, 128, 16, False, False, 4)
+    tl.store(x + along, tl.zeros((64,), tl.uint8) + 9)
+    product = tl.dot(left, right, input_precision="ieee")
+    tl.store(o + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :], product)
+
+
+@tilewright.jit
+def panels_that_change(x, y, o, n):
+    window, line, along = tl.arange(0, 16)[:, None, None], tl.arange(0, 2)[None, :, None], tl.arange(0, 64)
+    for step in range(n):
+        places = x + step * 64 + window * 64 + line * 1024 + along[None, None, :]
+        right = load_panels(y, 0, 0, 128, 1, 1, 128, 16, False, False, 4)
+        product = tl.dot(tl.reshape(tl.load(places), (16, 128)), right, input_precision="ieee")
+        tl.store(o + step * 256 + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :], product)
+
+
+@tilewright.jit
+def batches_that_change(x, y, o, n):
+    i = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    left, right = tl.load(x + i), tl.load(y + i)
+    tl.store(x + tl.arange(0, 64), tl.zeros((64,), tl.uint8) + 9)
+    product = tl.dot(tl.expand_dims(left, 0), tl.expand_dims(right.to(tl.uint8), 0), input_precision="ieee")
+    tl.store(o + i[None, :, :], product)
+
+
+@tilewright.jit
+def rows_that_change(x, y, o, n):
+    i = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    left, right = tl.load(x + tl.arange(0, 16)[None, :]), tl.load(y + i)
+    tl.store(x + tl.arange(0, 64), tl.zeros((64,), tl.uint8) + 9)
+    tl.store(o + i, tl.dot(tl.broadcast_to(left, (16, 16)), right, input_precision="ieee"))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [lines_that_change, panels_that_change, batches_that_change, rows_that_change],
+    ids=lambda kernel: kernel.__name__,
+)
+def test_products_of_operands_that_are_copied_first(kernel, rng):
+    """What a product was to read where it lies has a buffer after all, for what is stored before or in a loop."""
+    function = kernel.trace({"x": "*u8", "y": "*i8", "o": "*i32", "n": "i32"}, {})
+    remarks = lowered(function, CPUTarget.named("sapphirerapids")).remarks
+    assert any("left operand is written to a buffer" in remark.message for remark in remarks)
+    left, right = rng.integers(0, 256, 4096).astype(np.uint8), rng.integers(-128, 128, 2048).astype(np.int8)
+    check(function, [left, right, np.zeros(512, np.int32), 2])

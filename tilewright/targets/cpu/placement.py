@@ -106,11 +106,7 @@ class Placement:
                     self.cost(result)
         for operation in reversed(self.program.operations):
             if operation.opcode == "dot":
-                for side, operand in (("left", operation.operands[0]), ("right", operation.operands[1])):
-                    if not addressable(self, operation, operand, side):
-                        self._store_operand(operand)
-                        self._remark(operation, f"the {side} operand is written to a buffer before the product: it is "
-                                     "computed, or its addresses or its mask are not regular")  # fmt: skip
+                self._store_operands(operation)
                 if not is_zero(operation.operands[2]):
                     self._store_operand(operation.operands[2])
             elif operation.opcode == "gather":
@@ -118,6 +114,20 @@ class Placement:
             for result in operation.results:
                 if result.type.rank and (operation.opcode not in LAZY or self._wants_buffer(operation, result)):
                     self.stored.add(result)
+        products = [operation for operation in self.program.operations if operation.opcode == "dot"]
+        while any([self._store_operands(product) for product in products]):  # a buffer for what one lay in moves it
+            pass
+
+    def _store_operands(self, product: Operation) -> bool:
+        """Give a buffer to each operand of a `dot` that is not used where it lies; whether there was one."""
+        found = False
+        for side, operand in zip(("left", "right"), product.operands, strict=False):
+            if not addressable(self, product, operand, side):
+                self._store_operand(operand)
+                self._remark(product, f"the {side} operand is written to a buffer before the product: it is computed, "
+                             "or copied first, or its addresses or its mask are not regular")  # fmt: skip
+                found = True
+        return found
 
     def _block_arguments(self) -> list[SSAValue]:
         return [argument for argument in self.program.owner if argument.type.rank]
