@@ -44,6 +44,7 @@ PROBLEMS = [
     posed(4096, 4096, 4096, FP8, epilogue=parts("tensor", "tensor"), operands=("*k f32",) * 2),
     posed(4096, 4096, 4096, FP8, epilogue=parts("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
     posed(4096, 4096, 4096, FP8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
+    posed(4096, 4096, 4096, INT8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
     posed(4096, 4096, 4096, INT8, epilogue=parts("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
     posed(4096, 4096, 4096, INT8, dtypes.int32),
     posed(4096, 4096, 4096, dtypes.uint8, INT8, right=INT8,

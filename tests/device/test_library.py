@@ -114,6 +114,10 @@ def test_scales_of_fp8_and_int8(torch: Any, seed: int) -> None:
     weights = b.double() * columns.double().repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)
     close(torch, ops.matmul(a, b.T, scale_a=blocks, scale_b=columns), whole @ weights.T)
     x, y = (torch.randint(-128, 128, (rows, K), device="cuda", dtype=torch.int8) for rows in (M, N))
+    whole = x.double() * blocks.double().repeat_interleave(128, 1)
+    weights = y.double() * columns.double().repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)
+    result = ops.matmul(x, y.T, scale_a=blocks, scale_b=columns, out_dtype=torch.bfloat16)
+    close(torch, result, whole @ weights.T)
     result = ops.matmul(x, y.T, scale_a=left, scale_b=right, out_dtype=torch.bfloat16)
     close(torch, result, x.double() @ y.double().T * left.double()[:, None] * right.double())
 
@@ -171,6 +175,10 @@ def test_gates_and_scales_of_blocks_of_any_size(torch: Any, seed: int) -> None:
     rows = x.double() * left.double().repeat_interleave(128, 1)[:, :200]
     columns = right.double().repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :200] * w.double()
     close(torch, ops.matmul(x, w.T, scale_a=left, scale_b=right, out_dtype=torch.float32), rows @ columns.T)
+    apart = torch.zeros(92, 5, device="cuda")
+    apart[:90, :2], apart[90:, 2:4] = left, right
+    given = {"scale_a": apart[:90, :2], "scale_b": apart[90:, 2:4], "out_dtype": torch.float32}
+    close(torch, ops.matmul(x, w.T, **given), rows @ columns.T)
     out = torch.zeros(90, 300, device="cuda", dtype=torch.bfloat16)[:, 20:156]
     assert ops.matmul(a, gate.T, out=out) is out
     close(torch, out, a.double() @ gate.double().T)

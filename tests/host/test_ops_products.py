@@ -121,6 +121,77 @@ def test_scales_of_blocks(order: str, rng: np.random.Generator) -> None:
         ops.matmul(np.repeat(a, 2, 1)[:, ::2], weights, **given)
 
 
+def spread(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
+    """A matrix as rows of a larger one, which has other numbers between them, drawn."""
+    before, after = (int(count) for count in rng.integers(0, 4, 2))
+    larger = rng.uniform(3, 9, (len(values), before + values.shape[1] + after)).astype(values.dtype)
+    larger[:, before : before + values.shape[1]] = values
+    return larger[:, before : before + values.shape[1]]
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("dtype", [FP8, np.dtype(np.int8), np.dtype(np.uint8)], ids=str)
+@pytest.mark.parametrize("number", range(4))
+def test_rows_of_scales_of_blocks_may_be_apart(
+    number: int, dtype: Any, portable: bool, rng: np.random.Generator
+) -> None:
+    """Rows with drawn distances, and the one row of all; integers are scaled as floats are."""
+    rows, columns = (int(count) for count in rng.integers(1, [40, 75]) * [1, 4])  # rows of whole tensor copies
+    columns -= portable
+    depth = int(rng.integers(1, 4)) * 128 + (8 if portable else 0)
+    blocks = -(-depth // 128), -(-columns // 128)
+    a, b = (
+        normal(rng, count, depth, dtype=dtype) if dtype == FP8 else integers(rng, dtype, count, depth)
+        for count in (rows, columns)
+    )
+    left, right = (rng.uniform(0.5, 2, (count, blocks[0])).astype(np.float32) for count in (rows, blocks[1]))
+    left, right = spread(rng, left), spread(rng, right)
+    if number == 0:
+        left, right = (np.broadcast_to(scale[:1], scale.shape) for scale in (left, right))
+    exact = (wide(a) * np.repeat(left, 128, 1)[:, :depth]) @ (
+        wide(b) * np.repeat(np.repeat(right, 128, 0)[:columns], 128, 1)[:, :depth]
+    ).T
+    weights = np.ascontiguousarray(b.T) if portable else b.T
+    given = {"scale_a": left, "scale_b": right, "out_dtype": np.float32}
+    assert is_portable(a, weights, **given) == portable
+    check(ops.matmul(a, weights, **given), exact, 1e-5)
+    # Another call of these sizes, with other distances.
+    again = {**given, "scale_a": np.ascontiguousarray(left), "scale_b": spread(rng, right)}
+    check(ops.matmul(a, weights, **again), exact, 1e-5)
+
+
+@pytest.mark.parametrize("depth", [256, 200])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda scale: scale[::-1], "scale_a has one number, 8, or blocks"),
+        (lambda scale: np.lib.stride_tricks.as_strided(scale, (8, 2), (4, 4)), "scale_a has one number, 8, or blocks"),
+        (lambda scale: np.repeat(scale, 2, 1)[:, ::2], "scale_a has one number, 8, or blocks"),
+        (lambda scale: np.ones((24, 2), np.float32), "for one matrix each, got 3 batches"),
+    ],
+)
+def test_scales_of_blocks_that_are_refused(depth: int, change: Any, reason: str, rng: np.random.Generator) -> None:
+    """By all kernels alike."""
+    scale = change(np.ones((8, 2), np.float32))
+    batches = (len(scale) // 8,) if len(scale) > 8 else ()
+    a, b = normal(rng, *batches, 8, depth, dtype=FP8), normal(rng, *batches, 7, depth, dtype=FP8)
+    with pytest.raises(LaunchError, match=reason):
+        ops.matmul(a, b.swapaxes(-1, -2), scale_a=scale, scale_b=np.ones((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("kinds", [("row", "column"), ("row", ""), ("", "column")], ids=str)
+@pytest.mark.parametrize("depth", [256, 200])
+def test_scales_of_rows_and_columns_are_contiguous(
+    kinds: tuple[str, str], depth: int, rng: np.random.Generator
+) -> None:
+    """Others are refused by all kernels alike."""
+    a, b = normal(rng, 8, depth, dtype=FP8), normal(rng, 7, depth, dtype=FP8)
+    numbers = {"scale_a": np.ones(16, np.float32)[::2], "scale_b": np.ones((7, 3), np.float32)[:, :1]}
+    given = {name: numbers[name] for name, kind in zip(numbers, kinds, strict=True) if kind}
+    with pytest.raises(LaunchError, match="contiguous"):
+        ops.matmul(a, b.T, **given)
+
+
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16], ids=str)
 def test_any_strides(dtype: Any, rng: np.random.Generator) -> None:
     """Operands, a residual and a result that are parts of larger arrays, in batches."""

@@ -41,6 +41,7 @@ def prepare_strided(
     `inverse` is that of the scale of results of 8 bits.  Raises `LaunchError`.
     """
     strides = (given["a"].strides, given["b"].strides)
+    scales = tuple(given[name].strides for name in ("scale_a", "scale_b") if name in given)
     whole = parts.scale_a == "block" or problem.depth == 0
 
     def graph() -> Graph:
@@ -50,7 +51,7 @@ def prepare_strided(
         target = target.without_tensor_copies().with_precision(IEEE if problem.exact or whole else TF32)
         return _divided(graph, target, None if whole else (problem.batches, *strides))
 
-    key = ("matmul", problem, parts, strides, residual_stride, inverse)
+    key = ("matmul", problem, parts, strides, scales, residual_stride, inverse)
     return calls.prepared(key, problem.shape_class.key, used, place, graph, divided, timed)
 
 
@@ -108,6 +109,8 @@ class _Writer:
             return (problem.rows * problem.batches, self.residual_stride)
         if name == "b" and self.parts.scale_a == "block" and problem.columns and found.strides[2] != 1:
             return (problem.columns, problem.depth)
+        if name in ("scale_a", "scale_b") and self.parts.scale_a == "block":
+            return _rows_of_blocks(found)
         return (*self.lead, *found.shape[1:]) if name in ("a", "b") else found.shape
 
     def _sums(self, values: dict[str, Value]) -> Value:
@@ -127,14 +130,21 @@ class _Writer:
         for name in ("a", "b"):
             found = given[name]
             turned = found.changed((*found.shape[:1], *found.shape[:0:-1]), (found.strides[0], *found.strides[:0:-1]))
-            if self.lead or not (found.contiguous or (name == "b" and turned.contiguous)):
+            if not (found.contiguous or (name == "b" and turned.contiguous)):
                 raise LaunchError(f"{name} with scales of blocks must be contiguous matrices, got {found.described}")
         transposed = values["b"].shape[0] == problem.columns and given["b"].strides[2] != 1
-        left = self._scaled(values["a"], values["scale_a"], 1, SCALE_BLOCK)
+        left = self._scaled(values["a"], self._scales(values, "scale_a"), 1, SCALE_BLOCK)
         sizes = (SCALE_BLOCK, SCALE_BLOCK)
-        scale = values["scale_b"]
+        scale = self._scales(values, "scale_b")
         scale = scale if transposed else self.b.op("permute", [scale], order=(1, 0))
         return self.b.op("matmul", [left, self._scaled(values["b"], scale, *sizes)], transpose_b=transposed)
+
+    def _scales(self, values: dict[str, Value], name: str) -> Value:
+        """The scales of blocks of an operand, without what lies between their rows; one row may stand for all."""
+        scale, shape = values[name], self.given[name].shape
+        if scale.shape[1] != shape[1]:
+            scale = self.b.op("slice", [scale], axis=1, start=0, stop=shape[1], step=1)
+        return scale if scale.shape == shape else self.b.op("broadcast_to", [scale], shape=shape)
 
     def _scaled(self, x: Value, scale: Value, rows: int, columns: int) -> Value:
         """x times a scale for each block of so many rows and columns, the last of which may be smaller."""
@@ -149,6 +159,14 @@ class _Writer:
             scale = b.op("reshape", [scale], shape=tuple(joined))
             scale = b.op("slice", [scale], axis=axis, start=0, stop=x.shape[axis], step=1)
         return b.op("multiply", [b.op("cast", [x], dtype=float32), scale])
+
+
+def _rows_of_blocks(found: ArrayView) -> tuple[int, int]:
+    """The shape of scales of blocks in memory: rows as long as they are apart, or one row that is repeated."""
+    rows, blocks = found.shape
+    if rows == 1 or found.strides[0] == 0:
+        return (1, blocks)
+    return (rows, found.strides[0])
 
 
 def _divided(graph: Graph, target: Target, strides: tuple[Any, ...] | None) -> calls.Divided:

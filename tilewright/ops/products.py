@@ -132,7 +132,7 @@ def _scale(value: Any, name: str, length: int, blocks: tuple[int, ...]) -> tuple
     count = 1
     for extent in found.shape:
         count *= extent
-    if tuple(found.shape) == blocks and (found.strides[-1] == 1 or found.shape[-1] == 1):
+    if tuple(found.shape) == blocks and _has_rows_apart(found):
         return "block", found  # where depth is one block these may be the scales of rows, too: `_epilogue` knows
     if count == 1:
         return "tensor", found
@@ -140,6 +140,12 @@ def _scale(value: Any, name: str, length: int, blocks: tuple[int, ...]) -> tuple
         return ("row" if name == "scale_a" else "column"), found
     numbers = f"one number, {length}, or blocks {list(blocks)}" if blocks else f"one number or {length}"
     raise LaunchError(f"{name} has {numbers}, contiguous; got {found.described}")
+
+
+def _has_rows_apart(found: ArrayView) -> bool:
+    """Whether the rows of a matrix are contiguous, and one after the other at any distance, or all the same."""
+    (rows, columns), (distance, step) = found.shape, found.strides
+    return (step == 1 or columns == 1) and (rows == 1 or distance == 0 or distance >= columns)
 
 
 def _same_kind(found: ArrayView, name: str) -> ArrayView:
@@ -237,6 +243,11 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
         right = right.changed((batches, *right.shape[1:]), (0, *right.strides[1:]))
     arguments = {**arguments, "shape": shape}
     parts, extra = epilogue_of(arguments, batches * rows, right.shape[2], depth, output, target)
+    if parts.scale_a == "block" and batches > 1:
+        raise LaunchError(
+            f"scales of blocks are for one matrix each, got {batches} batches: multiply each batch alone, "
+            "or give one matrix b and a contiguous a"
+        )
     epilogue = parts.epilogue
     size = left.element.itemsize
     left, left_obstacle = _tidy(left, size)
@@ -445,7 +456,8 @@ class MatmulPlan:
         given |= {name: found for name, found in extra.items() if isinstance(found, ArrayView)}
         numbers = (extra.get("residual_stride", 0), extra.get("inverse_scale", 1.0))
         unaligned = any(found.address % 16 for found in operands.views)
-        key = (operands.a.strides, operands.b.strides, *numbers, unaligned)
+        scales = (extra.get("scale_a_stride", 0), extra.get("scale_b_stride", 0))
+        key = (operands.a.strides, operands.b.strides, *numbers, *scales, unaligned)
         if key not in self._strided:
             place, timed = arrays.common_place(operands.views, "matmul"), bool(self.effort)
             self._strided[key] = prepare_strided(
@@ -559,10 +571,11 @@ def matmul(
 
     `bias` is [N], `residual` like out, `activation` one of relu, gelu, gelu_tanh, silu, sigmoid.  Activations of
     bfloat16 results are accurate to 4e-4 of their argument.  Scales are float32 arrays: `scale_a` of one number, of M,
-    or [M, K / 128]; `scale_b` of one number, of N, or [N / 128, K / 128].  The two block forms go together, and their
-    sums over 128 of depth are promoted to float32.  `gate` (an activation): gate(left columns) * right columns,
-    [..., M, N / 2], with `b` from `interleave_gate`.  `weights_ready` promises that no running kernel writes `b`, so
-    that the product may prefetch it before those kernels have ended.
+    or [M, K / 128]; `scale_b` of one number, of N, or [N / 128, K / 128].  The two block forms go together, for one
+    matrix without batches; their rows may be any distance apart, and their sums over 128 of depth are promoted to
+    float32.  `gate` (an activation): gate(left columns) * right columns, [..., M, N / 2], with `b` from
+    `interleave_gate`.  `weights_ready` promises that no running kernel writes `b`, so that the product may prefetch it
+    before those kernels have ended.
 
     `effort` 0 uses the config with the least estimate; otherwise (`settings.tune`) close ones are timed once per shape
     class and recorded on disk.  Arrays that tensor copies cannot move go to the kernels that engines have for other

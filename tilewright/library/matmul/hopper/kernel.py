@@ -281,7 +281,7 @@ def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, CONF
             squares = diagonal(tx.wgmma_wait(norms))
             total = (total, squares) if CONFIG.SPLIT > 1 else total * CONFIG.NORM(squares)[:, None]
     else:
-        total = tl.zeros((CONFIG.rows, CONFIG.BN), CONFIG.SUM)
+        total = tl.zeros((CONFIG.rows, CONFIG.BN), tl.float32)  # of integers, too: scales are floats
         row = place[1] + tl.arange(0, CONFIG.rows)[:, None]
         for k in range(task.blocks):
             ring.wait_full(position)
