@@ -13,10 +13,12 @@ from tilewright.graph.reference import run_graph
 from tilewright.graph.verifier import verify
 
 
-def layer(rng: np.random.Generator, residual: str = "", shared: bool = False, factor: float = 7.5) -> Graph:
+def layer(
+    rng: np.random.Generator, residual: str = "", shared: bool = False, factor: float | np.ndarray = 7.5, rows: int = 6
+) -> Graph:
     """relu(sums scale + bias [+ what is added]) factor."""
     b = GraphBuilder("layer")
-    x, w = b.input("x", uint8, (6, 16)), b.constant(rng.integers(-9, 9, (16, 8)).astype(np.int8))
+    x, w = b.input("x", uint8, (rows, 16)), b.constant(rng.integers(-9, 9, (16, 8)).astype(np.int8))
     sums = b.op("matmul", [x, w], dtype=int32)
     scaled = b.op(
         "multiply", [b.op("cast", [sums], dtype=float32), b.constant(rng.uniform(0, 1, 8).astype(np.float32))]
@@ -45,6 +47,22 @@ def test_no_factor_is_left(residual: str, rng: np.random.Generator) -> None:
     inputs = [rng.integers(0, 256, (6, 16)).astype(np.uint8)]
     inputs += [rng.integers(-128, 128, (6, 8)).astype(np.int8)] if residual else []
     (expected,), (given,) = (list(run_graph(each, inputs, {}).values())[-1:] for each in (graph, found))
+    np.testing.assert_allclose(given, expected, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"), [(1, (3, 8)), (6, (4, 6, 8)), (6, (1, 6, 8)), (1, (3, 1)), (6, (6, 1)), (6, (1, 8))], ids=str
+)
+def test_factors_of_any_shape(rows: int, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    """One that repeats what it multiplies stays, so that results have their shapes."""
+    graph = layer(rng, factor=np.full(shape, 7.5, np.float32), rows=rows)
+    found = fold_output_scales(graph)
+    verify(found)
+    repeats = np.broadcast_shapes(shape, (rows, 8)) != (rows, 8)
+    assert (found is graph) == repeats
+    x = rng.integers(0, 256, (rows, 16)).astype(np.uint8)
+    ((expected,), (given,)) = (list(run_graph(each, [x], {}).values())[-1:] for each in (graph, found))
+    assert given.shape == expected.shape
     np.testing.assert_allclose(given, expected, rtol=1e-6, atol=1e-4)
 
 

@@ -27,6 +27,8 @@ def _folded(node: Node, rewriter: GraphRewriter) -> Value | None:
     number = rewriter.uniform(factor)
     if value is None or number is None or not 0 < number < float("inf") or node.output.dtype != float32:
         return None
+    if value.shape != node.output.shape:  # the factor repeats it
+        return None
     made = rewriter.producer(value)
     if made is None or made.op not in ("add", "relu") or not _is_of_sums(value, rewriter, _LONGEST):
         return None
