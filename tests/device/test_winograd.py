@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.host.test_engine_gpu_winograd import check, drawn, small  # noqa: F401
-from tilewright.graph.passes import planes
-from tilewright.library.convolution.simt import winograd
+from tests.host.test_engine_gpu_winograd import channels_last, check, drawn, small  # noqa: F401
 
 
 @pytest.mark.usefixtures("small")
@@ -15,8 +13,7 @@ from tilewright.library.convolution.simt import winograd
 @pytest.mark.parametrize("last", [False, True])
 def test_drawn_convolutions(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, number: int, last: bool) -> None:
     if last:
-        monkeypatch.setattr(planes, "_NETWORK", 0)
-        monkeypatch.setattr(winograd, "_divisors", lambda count: iter([1]))
+        channels_last(monkeypatch)
     rng = np.random.default_rng((number, int(rng.integers(1 << 32))))
     taps = (int(rng.integers(1, 8)), int(rng.integers(2, 6)))
     assert check(drawn(rng, taps), rng) >= 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
-from tilewright.graph.passes import fold_pixels, planes
+from tilewright.graph.passes import fold_pixels
 from tilewright.graph.reference import run
 from tilewright.library.convolution.simt import candidates, winograd
 from tilewright.library.convolution.simt import planes as plane_candidates
+from tilewright.targets.kernels import GPU_KERNELS
+from tilewright.targets.nvidia import target as nvidia
 
 ERROR = 1e-5  # of a result, by 8 points in one direction: 10 times what 64 channels were seen to take
 
@@ -59,6 +62,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(candidates, name, none)
 
 
+def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of any number of convolutions are channels-last, in parts of one image each."""
+    monkeypatch.setattr(nvidia, "GPU_KERNELS", replace(GPU_KERNELS, channels_last_convolutions=0))
+    monkeypatch.setattr(winograd, "_divisors", lambda count: iter([1]))
+
+
 def check(graph: Graph, rng: np.random.Generator) -> int:
     """Run an engine, and count its launches of this form."""
     engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
@@ -77,7 +86,6 @@ def test_planes(driver: Driver, small: None, rng: np.random.Generator, taps: tup
 def test_channels_last_in_parts_of_the_images(
     driver: Driver, small: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planes, "_NETWORK", 0)
-    monkeypatch.setattr(winograd, "_divisors", lambda count: iter([1]))
+    channels_last(monkeypatch)
     graph = drawn(rng, (3, 3))
     assert check(graph, rng) >= 3 * graph.inputs[0].shape[0]  # and a copy in front
