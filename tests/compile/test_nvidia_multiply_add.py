@@ -59,19 +59,6 @@ def test_code_does_not_grow_with_the_tile(tile, steps, apart):
     assert count(r"\badd(\.rn)?\.f32", assembly.ptx) == (rows * columns // (32 * warps) if apart else 0)
 
 
-def test_many_sums_load_operands_ahead_of_their_use():
-    """Except for those of the first steps, which follow a barrier."""
-    _, assembly = built(product((128, 128, 32, 4), a_rows=False), warps=4)
-    lines = re.findall(r"\b(?:ld\.shared\.v4|fma\.rn\.f32)\S*\s+[^;]*;", assembly.ptx)
-    direct = 0
-    for number, line in enumerate(lines):
-        if line.startswith("ld."):
-            loaded = set(re.findall(r"%\w+", line.split("}")[0]))
-            used = next(n for n, each in enumerate(lines[number + 1 :]) if loaded & set(re.findall(r"%\w+", each)[1:]))
-            direct += used < 12
-    assert 0 < direct <= count(r"\bld\.shared\.v4", assembly.ptx) // 8
-
-
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_copies_them_ahead(architecture):

@@ -39,9 +39,6 @@ _MOST_UNROLLED_STEPS, _MOST_STEPS_ALONG = 1024, 2048
 _SHORTEST = 8  # steps of a part of the depth
 _MOST_TWICE = 64  # sums of a thread that find room in its registers twice: before a block, and of the block
 _GAP_BYTES = 16  # after a row in scratch, so that rows below each other begin in different banks
-# Multiply-adds between a load and its use, where sums are many and operands lie along them: without, the assembler puts
-# two of three loads directly before the first use (63 of 96; 16 with it, at the start of a block).
-_LOADED_AHEAD = 20
 _LOADED_DEPTH = 4  # steps of the depth that a thread loads at once
 Place = tuple[int, int]
 Order = Iterator[tuple[int, Place]]  # step of the depth, and the row and column of the sum
@@ -158,12 +155,7 @@ class _ScalarDot:
         found = dict(zip(places, sums, strict=True)) if sums is not None else {}
         whole = self.deep == 2 and not self.crowded  # loads between the multiply-adds would make registers spill
         own_rows, own_columns = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
-        order = list(self.order(places, length))
-        ahead = _LOADED_AHEAD if self.crowded and not self.deep else 0
-        for number, (k, (row, column)) in enumerate(order):
-            for later, (later_row, later_column) in order[number + ahead : number + ahead + 1] if ahead else ():
-                of_row(later, later_row)
-                of_column(later, later_column)
+        for k, (row, column) in self.order(places, length):
             if whole and (places[-1][0], k) not in rows:  # nor before they are needed: the assembler keeps the order
                 for each in own_rows:
                     of_row(k, each)
