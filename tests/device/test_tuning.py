@@ -19,7 +19,6 @@ from tilewright.errors import MissingTimingError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.measure.choosing import Measured
 from tilewright.runtime.cuda import timing
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -107,10 +106,10 @@ def test_library_calls_work_inside_plans(torch: Any, rng, monkeypatch, tmp_path:
 
     class LibraryFirst(trials.Trials):
         def measure(self, candidates: Any, sizes: Any) -> Any:
-            times, failures, context = super().measure(candidates, sizes)
-            assert not failures, failures
-            times = {n: time / 1e3 if candidates[n].name == "PyTorch" else time for n, time in times.items()}
-            return Measured(times, failures, context)
+            found = super().measure(candidates, sizes)
+            assert not found.failures, found.failures
+            times = {n: t / 1e3 if candidates[n].name == "PyTorch" else t for n, t in found.microseconds.items()}
+            return found._replace(microseconds=times)
 
     monkeypatch.setattr(tuning, "Trials", LibraryFirst)
     b = GraphBuilder("library")
@@ -144,10 +143,10 @@ def test_bindings_of_libraries_work_inside_plans(rng, monkeypatch, tmp_path: Pat
 
     class BindingsFirst(trials.Trials):
         def measure(self, candidates: Any, sizes: Any) -> Any:
-            times, failures, context = super().measure(candidates, sizes)
-            assert not failures, failures
-            times = {n: time / 1e3 if candidates[n].name.startswith("cu") else time for n, time in times.items()}
-            return Measured(times, failures, context)
+            found = super().measure(candidates, sizes)
+            assert not found.failures, found.failures
+            times = {n: t / 1e3 if candidates[n].name.startswith("cu") else t for n, t in found.microseconds.items()}
+            return found._replace(microseconds=times)
 
     monkeypatch.setattr(tuning, "Trials", BindingsFirst)
     b = GraphBuilder("bindings")
