@@ -179,7 +179,7 @@ def test_products_with_registers_and_transposed_operands() -> None:
 def test_register_budgets(warps: int, registers: int, expected: str | None) -> None:
     """A CTA of 12 warps starts with 168 registers a thread; one of 8 with all that there are."""
     role = roles.RoleCopies(0, 0, 4, 1, registers, False)
-    text = kernel(lambda builder: roles.set_registers(builder, role, warps)).ptx
+    text = kernel(lambda builder: roles.set_registers(builder, role, warps, NvidiaTarget.named("sm_90a"))).ptx
     assert ("setmaxnreg" in text) == (expected is not None) and (expected or "") in text
 
 

@@ -196,7 +196,7 @@ def test_reading_an_engine_runs_none_of_its_code(folder: Path, tmp_path: Path, m
     def linked(*arguments: object, **options: object) -> None:
         pytest.fail("machine code of the file is linked")
 
-    monkeypatch.setattr("tilewright.engine.engine.load_kernels", linked)
+    monkeypatch.setattr("tilewright.engine.cpu_program.load_kernels", linked)
     for path in (folder / "small.engine", renamed(folder, tmp_path / "odd.engine")):
         engine_forged.ask(Engine.read(path))
         for arguments in (["inspect", path, "--json"], ["inspect", path, "--html", tmp_path / "page.html"],

@@ -36,12 +36,17 @@ def program_from_json(data: Mapping[str, Any], image: bytes, name: str) -> Progr
         for use in data["tensor_maps"]
     )
     x, y, z = data["cluster"]
-    threads = data["threads"] if "threads" in data else _EARLIER_WARP * data["warps"]
     fields = {
         **{name: value for name, value in data.items() if name != "warps"},
-        "threads": threads, "tensor_maps": uses, "cluster": (x, y, z), "parameters": tuple(data["parameters"]),
+        "threads": threads_of(data), "tensor_maps": uses, "cluster": (x, y, z), "parameters": tuple(data["parameters"]),
     }  # fmt: skip
     return Program(image=image, name=name, **fields)
+
+
+def threads_of(data: Mapping[str, Any]) -> int:
+    """The threads of a CTA, from what `program_to_json` wrote; earlier files have warps."""
+    threads: int = data["threads"] if "threads" in data else _EARLIER_WARP * data["warps"]
+    return threads
 
 
 def symbol(plan: Any, kernels: Mapping[str, Any], weights: Mapping[str, int]) -> str:

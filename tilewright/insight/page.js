@@ -155,7 +155,7 @@ function detail(step) {
     element("code", {}, `${entry.op} %${entry.value} `), element("span", { class: "soft" }, entry.source)));
   const facts = [["grid", step.grid.join(" × ")], ["bytes", bytes(step.bytes)], ["operations", rate(step.flops, "FLOP")],
     ["roofline", `${time(step.bound_seconds)} (${step.bound})`], ["time", `${time(step.seconds)}, ${SOURCES[step.time_source]}`]];
-  if (step.launch) facts.push(["CTA", `${32 * step.launch.warps} threads, ${bytes(step.launch.shared_bytes)} shared`]);
+  if (step.launch) facts.push(["CTA", `${step.launch.threads} threads, ${bytes(step.launch.shared_bytes)} shared`]);
   if (step.resources) facts.push(["registers", `${step.resources.registers}, ${step.resources.spill_stores} bytes spilled`]);
   const constants = Object.entries(step.constants).map(([name, value]) => `${name} = ${value}`).join(", ");
   if (constants) facts.push(["constants", constants]);

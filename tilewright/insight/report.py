@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewright import dtypes
+from tilewright.engine.gpu_entries import threads_of
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.memory import TENSOR_ALIGNMENT
 from tilewright.insight.lanes import lanes
@@ -134,10 +135,13 @@ def _step(
         "evidence": step.evidence,
         "constants": {name: _finite(value) for name, value in facts.get("constants", {}).items()},
         "resources": facts.get("resources"),
-        "launch": {name: facts["launch"][name] for name in ("warps", "shared_bytes", "cluster")}
-        if "launch" in facts
-        else None,
+        "launch": _launch(facts["launch"]) if "launch" in facts else None,
     }
+
+
+def _launch(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a launch of a kernel for a GPU takes."""
+    return {"threads": threads_of(facts), "shared_bytes": facts["shared_bytes"], "cluster": facts["cluster"]}
 
 
 def _finite(value: Any) -> Any:
