@@ -1,4 +1,4 @@
-"""Kernels that public packages wrote for Triton, through tilewright, beside what a user would take instead.
+"""Kernels that public packages wrote for Triton, through tilewright, compared with what a user would take instead.
 
     python benchmarks/triton_programs.py --device cpu --site FOLDER [--threads 2] [--only softmax [--merge]]
     python benchmarks/triton_programs.py --device cuda --site FOLDER [--rounds 5] [--workers 6]

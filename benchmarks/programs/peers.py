@@ -43,7 +43,7 @@ class Choices:
 
     def __init__(self) -> None:
         self.wanted: dict[str, dict[str, int]] = {}
-        self.taken: dict[str, str] = {}
+        self.chosen: dict[str, str] = {}
         self.configs: dict[int, list[Any]] = {}  # all of a kernel's, by the wrapper's identity
 
     def install(self) -> None:
@@ -65,7 +65,7 @@ class Choices:
         if not fitting:
             raise ValueError(f"{name} has no config {wanted}")
         config = min(fitting, key=lambda config: (abs(config.num_warps - 4), abs(config.num_stages - 3)))
-        self.taken[name] = str(config)
+        self.chosen[name] = str(config)
         return config
 
 
@@ -95,12 +95,12 @@ class Runner:
         self.program = self.graph = None
         torch.cuda.empty_cache()
         place = Place("cuda", seed)
-        self.choices.taken, self.choices.wanted = {}, place.configs
+        self.choices.chosen, self.choices.wanted = {}, place.configs
         program = CASES[name].make(place, *shape)
         errors = compare(program) if check else []
         self.program = program
         self.graph = self._captured()
-        return {"errors": errors, "configs": self.choices.taken}
+        return {"errors": errors, "configs": self.choices.chosen}
 
     def _captured(self) -> Any:
         torch, program = self.torch, self.program
@@ -113,7 +113,7 @@ class Runner:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.kept = program.call()
+            self.results = program.call()
         return graph
 
     def time(self, milliseconds: float) -> float:

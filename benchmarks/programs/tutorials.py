@@ -25,13 +25,13 @@ def tutorial(name: str) -> types.ModuleType:
     tree = ast.parse(path.read_text())
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     absent: set[str] = set()  # variables that only running the tutorial would give
-    kept = []
+    definitions = []
     for node in tree.body:
         if _defines(node, functions, absent):
-            kept.append(node)
+            definitions.append(node)
         elif isinstance(node, ast.Assign):
             absent |= {found.id for target in node.targets for found in ast.walk(target) if isinstance(found, ast.Name)}
-    tree.body = kept
+    tree.body = definitions
     module = types.ModuleType(name.replace("-", "_"))
     module.__file__ = str(path)
     exec(compile(tree, str(path), "exec"), module.__dict__)

@@ -1,4 +1,4 @@
-"""Factors behind the epilogue of an integer product become part of its scales and biases."""
+"""Factors after the epilogue of an integer product become part of its scales and biases."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tilewright.precision import IEEE, TF32
 from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.targets.base import Target
 
-_GATE_COLUMNS = 8  # of either half that lie beside each other (`ops.interleave_gate`)
+_GATE_COLUMNS = 8  # of either half that are adjacent (`ops.interleave_gate`)
 
 
 def prepare_strided(

@@ -18,7 +18,7 @@ _LONGEST = 6  # nodes one after the other
 
 
 def fold_output_scales(graph: Graph) -> Graph:
-    """The graph without factors behind epilogues of integer products."""
+    """The graph without factors after epilogues of integer products."""
     return apply_rules(graph, {"multiply": [_folded]})
 
 
