@@ -109,15 +109,15 @@ def _layer(x, weight, bias):
     return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
 
 
+def _layer_inputs(place: Place, rows: int, columns: int) -> list[torch.Tensor]:
+    dtype = torch.float32 if place.on_cpu else torch.float16
+    return [place.normal(*shape, dtype=dtype) for shape in ((rows, columns), (columns,), (columns,))]
+
+
 @case("tutorial 05: layer norm", cpu=[(2048, 4096)], cuda=[(16384, 4096)])
 def layer_norm(place: Place, rows: int, columns: int) -> Program:
     module = tutorial("05-layer-norm")
-    dtype = torch.float32 if place.on_cpu else torch.float16
-    x, weight, bias = (
-        place.normal(rows, columns, dtype=dtype),
-        place.normal(columns, dtype=dtype),
-        place.normal(columns, dtype=dtype),
-    )
+    x, weight, bias = _layer_inputs(place, rows, columns)
     call = lambda: module.LayerNorm.forward(Context(), x, (columns,), weight, bias, 1e-5)  # noqa: E731
     return Program(call, _layer, (x, weight, bias))
 
@@ -125,13 +125,8 @@ def layer_norm(place: Place, rows: int, columns: int) -> Program:
 @case("tutorial 05: layer norm backward", cpu=[(2048, 4096)], cuda=[(16384, 4096)])
 def layer_norm_gradient(place: Place, rows: int, columns: int) -> Program:
     module = tutorial("05-layer-norm")
-    dtype = torch.float32 if place.on_cpu else torch.float16
-    x, weight, bias = (
-        place.normal(rows, columns, dtype=dtype),
-        place.normal(columns, dtype=dtype),
-        place.normal(columns, dtype=dtype),
-    )
-    gradient, context = place.normal(rows, columns, dtype=dtype), Context()
+    x, weight, bias = _layer_inputs(place, rows, columns)
+    gradient, context = place.normal(rows, columns, dtype=x.dtype), Context()
     module.LayerNorm.forward(context, x, (columns,), weight, bias, 1e-5)
     call = lambda: [part for part in module.LayerNorm.backward(context, gradient) if part is not None]  # noqa: E731
     return Program(call, _layer, (x, weight, bias), gradients=(gradient,), tolerance=2e-2)

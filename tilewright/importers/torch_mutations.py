@@ -16,13 +16,8 @@ from tilewright.importers.torch_nodes import is_view
 
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
-_MAYBE_COPIES = (
-    "contiguous",
-    "reshape",
-    "reshape_as",
-    "flatten",
-    "ravel",
-)  # views of a tensor that lies as they need it
+# Views of a tensor that lies as they need it, else copies.
+_MAYBE_COPIES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
 _OF_EMBEDDINGS = {"embedding", "embedding_renorm", "output"}
 MODULE_STATE = {InputKind.BUFFER: "buffer", InputKind.PARAMETER: "parameter"}
 

@@ -116,8 +116,7 @@ class KernelCall:
         options = dict(self.options)
         if self.threads:
             options["num_warps"] = max(1, self.threads // target.warp_threads)
-        ctas = product(self.grid)
-        if self.evenly and target.dependent_launch and isinstance(ctas, int):
+        if self.evenly and target.dependent_launch and isinstance(ctas := product(self.grid), int):
             options["ctas_per_sm"] = -(-ctas // target.machine().processors)
         return options
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int4, int8, uint4, uint8
 from tilewright.graph.kernel_facts import KernelFacts
 
-CPU_KERNELS = KernelFacts(
+_ALL_KERNELS = KernelFacts(
     row_programs=True,
     row_elements=16384,
     exact=True,
@@ -14,32 +16,34 @@ CPU_KERNELS = KernelFacts(
     weight_group=8,
     channels=16,
     narrow_channels=16,
-    narrow_window=64,
     zeros_around=True,
     copied_channels=8,
     copied_pixel=32,
     pooled_taps=64,
     pooled_windows=1 << 17,
-    block_queries=64,
-    block_keys=128,
-    sorted_bits=64,
-    selected=8,
-    compared_row=48,
     least_shared_taps=16,
     channels_last_convolutions=8,
     separate_reads=2,
     excitation_weights=1 << 18,
+    block_queries=64,
+    block_keys=128,
     score_bytes=1 << 30,
     scores_for_operand=8,
 )
 
-GPU_KERNELS = KernelFacts(
-    row_programs=True,
+CPU_KERNELS = replace(
+    _ALL_KERNELS,
+    narrow_window=64,
+    sorted_bits=64,
+    selected=8,
+    compared_row=48,
+)
+
+GPU_KERNELS = replace(
+    _ALL_KERNELS,
     attention_quantizes=True,
     generates_running=True,
     generates_scatters=True,
-    row_elements=16384,
-    exact=True,
     row_bytes=16,
     tile_columns=128,
     padded_work=1 << 25,
@@ -51,33 +55,15 @@ GPU_KERNELS = KernelFacts(
     paired_rows=64,  # of one tile
     pair_bytes=4,
     narrow_computed=True,
-    narrow_depth=4,
-    weight_elements=1 << 14,
-    weight_group=8,
-    channels=16,
-    narrow_channels=16,
-    zeros_around=True,
-    copied_channels=8,
-    copied_pixel=32,
-    pooled_taps=64,
-    pooled_windows=1 << 17,
     plane_columns=8,
     plane_taps=128,
     shared_taps=64,
-    block_queries=64,
-    block_keys=128,
     widest_head=4096,
     register_head=128,
     sorted_bits=32,
     selected=1,
     compared_pairs=1 << 24,
     network_row=512,
-    least_shared_taps=16,
-    channels_last_convolutions=8,
-    separate_reads=2,
-    excitation_weights=1 << 18,
-    score_bytes=1 << 30,
-    scores_for_operand=8,
 )
 
 WEIGHT_STAGE = 128  # steps of the depth that Hopper's products by quantized weights copy together

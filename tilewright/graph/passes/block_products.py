@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.dtypes import float8e4nv, float8e5, float32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.passes.narrow_products import scaled_casts
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 
@@ -32,11 +33,7 @@ def without_block_products(graph: Graph) -> Graph:
 
 def _dequantized(node: Node, rewriter: GraphRewriter) -> Value | None:
     """cast(x) scale of 8-bit floats with a scale for each 128 of the last dimension as `dequantize`."""
-    for wide, scale in (node.inputs, node.inputs[::-1]):
-        cast = rewriter.producer(wide, "cast")
-        x = cast.inputs[0] if cast is not None else None
-        if x is None or scale is None or x.dtype not in _TYPES or node.output.dtype != float32:
-            continue
+    for x, scale in scaled_casts(node, rewriter):
         if x.shape == node.output.shape and x.shape[-1:] == (SCALE_BLOCK,) and _in_blocks(x, scale):
             return rewriter.op("dequantize", [x, scale])
     return None

@@ -18,7 +18,7 @@ cast makes, and inputs of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -78,13 +78,18 @@ def narrow_products(graph: Graph, kernels: KernelFacts) -> Graph:
 # One form of activations ------------------------------------------------------------------------------
 
 
-def _dequantized(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """cast(x) scale of 8-bit floats as `dequantize`."""
+def scaled_casts(node: Node, rewriter: GraphRewriter) -> Iterator[tuple[Value, Value]]:
+    """Each x of 8-bit floats with its scale, where a product is cast(x) scale in float32."""
     for wide, scale in (node.inputs, node.inputs[::-1]):
         cast = rewriter.producer(wide, "cast")
         x = cast.inputs[0] if cast is not None else None
-        if x is None or scale is None or x.dtype not in _FLOATS or node.output.dtype != float32:
-            continue
+        if x is not None and scale is not None and x.dtype in _FLOATS and node.output.dtype == float32:
+            yield x, scale
+
+
+def _dequantized(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """cast(x) scale of 8-bit floats as `dequantize`."""
+    for x, scale in scaled_casts(node, rewriter):
         if scale.dtype.is_float and broadcast_shapes(x.shape, scale.shape) == x.shape == node.output.shape:
             return rewriter.op("dequantize", [x, scale])
     return None
