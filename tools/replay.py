@@ -191,19 +191,19 @@ def operations() -> Texts:
     from tilewright.ops import attentions, products
 
     half, single, narrow = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv
-    scales = ("*k f32",) * 2
+    scale = "*k f32"
     problems = [
         *(MatmulProblem(rows, 4096, 4096, 1, half, half, weights_ready=rows < 64) for rows in (1, 64, 1000, 8192)),
         MatmulProblem(512, 512, 512, 16, half, half, True, True),
         MatmulProblem(4096, 8192, 4096, 1, half, half, epilogue=EpilogueParts(gate="silu").epilogue),
-        MatmulProblem(4096, 4096, 4096, 1, half, half, epilogue=EpilogueParts(bias=True, activation="gelu").epilogue,
+        MatmulProblem(4096, 4096, 4096, 1, half, half, epilogue=EpilogueParts(bias=half, activation="gelu").epilogue,
                       operands=("*k bf16", "i32")),
         MatmulProblem(4096, 4096, 4096, 1, single, single),
         MatmulProblem(4096, 4096, 4096, 1, dtypes.int8, dtypes.int32),
-        *(MatmulProblem(4096, 4096, 4096, 1, narrow, half, epilogue=EpilogueParts(*kinds).epilogue,
-                        operands=(*scales, *sizes))
-          for kinds, sizes in ((("tensor", "tensor"), ()), (("row", "column"), ("i32",) * 2),
-                               (("block", "block"), ("i32",) * 3))),
+        *(MatmulProblem(4096, 4096, 4096, 1, narrow, half, epilogue=EpilogueParts(kind, other).epilogue,
+                        operands=operands)
+          for kind, other, operands in (("tensor", "tensor", (scale,) * 2), ("row", "column", (scale, "i32") * 2),
+                                        ("block", "block", (scale, scale, *("i32",) * 3)))),
     ]  # fmt: skip
     recorder, texts = Recorder(), {}
     with recorder.installed():

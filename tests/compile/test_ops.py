@@ -34,24 +34,26 @@ def parts(*kinds: str, **others: Any) -> Epilogue:
     return EpilogueParts(*kinds, **others).epilogue
 
 
+ROW_AND_COLUMN = ("*k f32", "i32", "*k f32", "i32")  # scales, and how many there are
+
 PROBLEMS = [
     posed(8192, 8192, 8192),
     posed(1, 14336, 4096, weights_ready=True),
     posed(64, 4096, 14336),
-    posed(4096, 4096, 4096, epilogue=parts(bias=True, activation="gelu"), operands=("*k bf16", "i32")),
-    posed(4096, 4096, 4096, epilogue=parts(residual=True), operands=("*k bf16", "i32")),
+    posed(4096, 4096, 4096, epilogue=parts(bias=BF16, activation="gelu"), operands=("*k bf16", "i32")),
+    posed(4096, 4096, 4096, epilogue=parts(residual=BF16), operands=("*k bf16", "i32")),
     posed(4096, 8192, 4096, epilogue=parts(gate="silu")),
     posed(4096, 4096, 4096, FP8, epilogue=parts("tensor", "tensor"), operands=("*k f32",) * 2),
-    posed(4096, 4096, 4096, FP8, epilogue=parts("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
+    posed(4096, 4096, 4096, FP8, epilogue=parts("row", "column"), operands=ROW_AND_COLUMN),
     posed(4096, 4096, 4096, FP8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
     posed(4096, 4096, 4096, INT8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
-    posed(4096, 4096, 4096, INT8, epilogue=parts("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
+    posed(4096, 4096, 4096, INT8, epilogue=parts("row", "column", sums=dtypes.int32), operands=ROW_AND_COLUMN),
     posed(4096, 4096, 4096, INT8, dtypes.int32),
     posed(4096, 4096, 4096, dtypes.uint8, INT8, right=INT8,
-          epilogue=parts("tensor", "column", bias=True, stored=INT8),
-          operands=(*("*k f32",) * 3, "i32", "f32")),
-    posed(512, 4096, 4096, FP8, FP8, epilogue=parts("row", "column", residual=True, stored=FP8),
-          operands=(*("*k f32",) * 2, "*k f8e4nv", "i32", "i32", "i32", "f32")),
+          epilogue=parts("tensor", "column", bias=F32, output=INT8, sums=dtypes.int32),
+          operands=("f32", "*k f32", "*k f32", "i32", "*k f32")),
+    posed(512, 4096, 4096, FP8, FP8, epilogue=parts("row", "column", residual=FP8, output=FP8),
+          operands=("f32", *ROW_AND_COLUMN, "*k f8e4nv", "i32")),
     posed(4096, 4096, 4096, F32, F32),
     posed(512, 512, 512, batches=16, left_transposed=True, right_transposed=True),
 ]  # fmt: skip

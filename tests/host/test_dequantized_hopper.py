@@ -41,7 +41,7 @@ from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
 
-SILU = EpilogueParts(bias=True, activation="silu").epilogue
+SILU = EpilogueParts(bias=float32, activation="silu").epilogue
 TYPES = ("int4", "uint4", "int8", "uint8", "float8e4nv", "float8e5")
 
 

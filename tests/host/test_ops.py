@@ -74,9 +74,8 @@ def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
     def ping_pong(posed: MatmulProblem) -> list[bool]:
         return [candidate.config.PING_PONG for candidate in close(posed, H200)]
 
-    heavy = problem(
-        4096, 4096, 4096, epilogue=EpilogueParts(bias=True, activation="gelu").epilogue, operands=("*k bf16", "i32")
-    )
+    epilogue = EpilogueParts(bias=dtypes.bfloat16, activation="gelu").epilogue
+    heavy = problem(4096, 4096, 4096, epilogue=epilogue, operands=("*k bf16", "i32"))
     assert sum(ping_pong(heavy)) == 3 and not ping_pong(heavy)[0]
     assert not any(ping_pong(problem(4096, 4096, 14336))) and any(ping_pong(problem(4096, 4096, 1024)))
 

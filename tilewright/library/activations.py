@@ -58,6 +58,14 @@ def _of_whole(of_half):
     return activation
 
 
+def _forms(found):
+    """Both forms of activations by name, where there is one of half the argument."""
+    halves = {name: function for name, function in found.items() if function}
+    return {name: _of_whole(function) for name, function in halves.items()} | {
+        f"{name}_of_half": function for name, function in halves.items()
+    }
+
+
 @tilewright.jit
 def gelu_of_half_float16(half):
     """x Phi(x) of x = 2 half, within 3e-5 plus the error of `hardware_tanh`: for float16, which is more precise than
@@ -93,9 +101,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": Activation(functions.sigmoid, "sigmoid", sigmoid_of_half, sigmoid_of_half),
 }
 
-# Those that are as exact as results of a type can tell, by the names of the functions that they stand for.
+# Those that are as exact as results of a type can tell, by the names of the functions that they stand for; with
+# `_of_half` after these, of half the argument.
 ROUNDED: dict[DType, dict[str, SourceFunction]] = {
-    bfloat16: {name: _of_whole(each.of_half) for name, each in ACTIVATIONS.items() if each.of_half},
-    float16: {name: _of_whole(each.of_half_float16) for name, each in ACTIVATIONS.items() if each.of_half_float16},
+    bfloat16: _forms({name: each.of_half for name, each in ACTIVATIONS.items()}),
+    float16: _forms({name: each.of_half_float16 for name, each in ACTIVATIONS.items()}),
 }
 ROUNDED |= {dtype: ROUNDED[bfloat16] for dtype in (int8, uint8, float8e4nv, float8e5)}

@@ -1,8 +1,8 @@
 """The epilogue of a kernel: what it does with its sums before it stores them.
 
-Kernels are made of an `Epilogue`, whoever asks for it: `library.epilogue_parts` makes it of what an operation on arrays
-names (scales, bias, activation, residual, gate), `library.slots` of the nodes of a graph after an anchor
-(`docs/internals/kernels.md`).
+Kernels are made of an `Epilogue`, whoever asks for it: `library.slots` writes it of the nodes of a graph after an
+anchor, `library.epilogue_parts` of the nodes that stand for what an operation on arrays names: scales, bias,
+activation, residual, gate (`docs/internals/kernels.md`).
 """
 
 # mypy: ignore-errors
@@ -17,6 +17,7 @@ from typing import Any
 import tilewright
 import tilewright.language as tl
 from tilewright.dtypes import DType
+from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.language.function import SourceFunction
 
 # Instructions for an element.  ptxas 13.5 writes, for sm_90a, 1 to 2.3 for an operand by column, 3.7 to 5.9 for one by
@@ -44,6 +45,20 @@ def quantizing(dtype: DType, place: int = 0) -> SourceFunction:
         return value.to(stored)
 
     return epilogue
+
+
+@lru_cache(maxsize=64)
+def block_promotion(scale_a: int, scale_b: int, a_stride: int, b_stride: int, rows: int) -> SourceFunction:
+    """What the sums of a block add, by the places in `extra` of the scales of both operands, the distances of their
+    rows and the number of rows."""
+
+    @tilewright.jit
+    def promote(partial, row, column, stage, extra):
+        left = tl.load(extra[scale_a] + row.to(tl.int64) * extra[a_stride] + stage, mask=row < extra[rows], other=0.0)
+        right = tl.load(extra[scale_b] + column // SCALE_BLOCK * extra[b_stride] + stage)  # of all columns of the tile
+        return partial * (left * right)
+
+    return promote
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,30 @@
 """The epilogue of an operation on arrays, of the parts that it names: scales, bias, activation, residual, gate.
 
-EpilogueParts(bias=True, activation="gelu").epilogue     # its operands come as `extra`, in their order there
-"""
+EpilogueParts(bias=bfloat16, activation="gelu").epilogue     # its operands come as `extra`, in their order there
 
-# mypy: ignore-errors
-# The bodies below are tile language, which has types of its own.
+The parts are nodes of a graph: `append_parts` adds them to any graph of sums, `EpilogueParts.epilogue` has the function
+that is written of them as of every other graph's (`library.generated.slot_functions`), with sizes that a launch says.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import tilewright
-import tilewright.language as tl
-from tilewright.dtypes import DType
-from tilewright.graph.quantization import SCALE_BLOCK
-from tilewright.language.function import SourceFunction
-from tilewright.library.activations import ACTIVATIONS, Activation
-from tilewright.library.epilogue import Epilogue, EpilogueCost, identity, quantizing
+import ml_dtypes
+import numpy as np
 
-_NO_ACTIVATION = Activation(None, "")
+from tilewright.dtypes import DType, bfloat16, float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Value
+from tilewright.graph.quantization import integer_range
+from tilewright.language.function import SourceFunction
+from tilewright.library.activations import ACTIVATIONS
+from tilewright.library.epilogue import Epilogue, block_promotion
+from tilewright.library.generated.slot_functions import Chain, GateChain
+from tilewright.library.generated.source import ExtraReferences
+from tilewright.symbolic import Size, simplify, symbol
 
 
 @dataclass(frozen=True)
@@ -28,141 +33,159 @@ class EpilogueParts:
     that times the inverse of their scale, rounded to the nearest and saturated.
 
     `scale_a` is "", "tensor" (one number in memory), "row" or "block" (float32 [rows, depth / 128]); `scale_b` "",
-    "tensor", "column" or "block" (float32 [columns / 128, depth / 128]).  `activation` and `gate` are names of
-    `ACTIVATIONS`, or "".  `exact` asks for float32 accuracy of activations; otherwise
-    they suit bfloat16, and run on a GPU only.  `stored` is the type of results of 8 bits.
+    "tensor", "column" or "block" (float32 [columns / 128, depth / 128]).  `bias` and `residual` are the types of these
+    operands, where there are any.  `activation` and `gate` are names of `ACTIVATIONS`, or "".  `exact` asks for float32
+    accuracy of activations; otherwise they suit results of type `output`, and run on a GPU only.  `sums` are float32 or
+    int32; scales of blocks make float32 of them.
     """
 
     scale_a: str = ""
     scale_b: str = ""
-    bias: bool = False
+    bias: DType | None = None
     activation: str = ""
-    residual: bool = False
+    residual: DType | None = None
     gate: str = ""
     exact: bool = False
-    stored: DType | None = None
+    output: DType = bfloat16
+    sums: DType = float32
 
     @property
-    def operands(self) -> tuple[str, ...]:
-        """Names of the operands in `extra`."""
-        blocks = self.scale_a == "block"
-        present = {
-            "scale_a": self.scale_a, "scale_b": self.scale_b, "bias": self.bias, "residual": self.residual,
-            "residual_stride": self.residual, "scale_a_stride": blocks, "scale_b_stride": blocks,
-            "rows": blocks or self.scale_a == "row", "columns": self.bias or self.scale_b == "column",
-            "inverse_scale": self.stored is not None,
-        }  # fmt: skip
-        return tuple(name for name, there in present.items() if there)
+    def in_blocks(self) -> bool:
+        """Whether scales are of blocks of the depth."""
+        return self.scale_a == "block"
 
     @property
-    def cost(self) -> EpilogueCost:
-        """What it takes."""
-        return EpilogueCost(
-            self.bias + (self.scale_b == "column"), int(self.residual), int(bool(self.activation or self.gate)),
-            int(self.scale_a == "row"), not (self.operands or self.activation or self.gate),
-            bool(self.gate), self.scale_a == "block",
-        )  # fmt: skip
+    def follows(self) -> bool:
+        """Whether anything but a gate and scales of blocks follows the sums."""
+        scaled = not self.in_blocks and bool(self.scale_a or self.scale_b)
+        return scaled or bool(self.bias or self.activation or self.residual or self.quantizes)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether results have 8 bits, and a scale."""
+        return self.output.bits == 8
 
     @property
     def epilogue(self) -> Epilogue:
-        """What kernels are made of."""
+        """What kernels are made of; the operands' names are those of the parts, and "rows", "columns",
+        "residual_stride", "scale_a_stride", "scale_b_stride", "inverse_scale"."""
         return _written(self)
+
+
+def append_parts(
+    b: GraphBuilder, y: Value, parts: EpilogueParts, values: Mapping[str, Value], inverse: Value | None = None
+) -> Value:
+    """The result of sums [..., rows, columns], but for a gate and scales of blocks.
+
+    `values` are the operands by name, of which "residual" is a matrix of all rows with as many columns or more, and
+    `inverse` is that of the scale of results of 8 bits.
+    """
+    shape = y.shape
+    if parts.follows and y.dtype != float32:
+        y = b.op("cast", [y], dtype=float32)
+    for name, kind, by in (("scale_a", parts.scale_a, (*shape[:-1], 1)), ("scale_b", parts.scale_b, shape[-1:])):
+        if kind not in ("", "block"):
+            y = b.op("multiply", [y, b.op("reshape", [values[name]], shape=() if kind == "tensor" else by)])
+    if parts.bias is not None:
+        y = b.op("add", [y, b.op("cast", [values["bias"]], dtype=float32)])
+    y = activated(b, y, parts.activation)
+    if parts.residual is not None:
+        added = values["residual"]
+        if added.shape[1] != shape[-1]:
+            added = b.op("slice", [added], axis=1, start=0, stop=shape[-1], step=1)
+        added = b.op("cast", [added], dtype=float32)
+        y = b.op("add", [y, added if added.shape == shape else b.op("reshape", [added], shape=shape)])
+    if inverse is not None:
+        y = quantized(b, y, parts.output, inverse)
+    return y
+
+
+def activated(b: GraphBuilder, y: Value, activation: str | None) -> Value:
+    """An activation of a value, if there is one."""
+    if not activation:
+        return y
+    found = ACTIVATIONS[activation]
+    return b.op(found.op, [y], **found.attributes)
+
+
+def quantized(b: GraphBuilder, y: Value, stored: DType, inverse: Value | float) -> Value:
+    """Numbers times `inverse`, to the nearest of a type of 8 bits, saturated."""
+    factor = inverse if isinstance(inverse, Value) else b.constant(np.asarray(inverse, np.float32))
+    y = b.op("multiply", [b.op("cast", [y], dtype=float32), factor])
+    most = float(ml_dtypes.finfo(stored.numpy).max) if stored.is_float else 0.0
+    low, high = integer_range(stored) if stored.is_integer else (-most, most)
+    y = b.op("round", [y]) if stored.is_integer else y
+    return b.op("cast", [b.op("clip", [y], low=float(low), high=float(high))], dtype=stored)
 
 
 @lru_cache(maxsize=256)
 def _written(parts: EpilogueParts) -> Epilogue:
-    described = " ".join(f"{name}={value}" for name, value in vars(parts).items() if value)
-    return Epilogue(_function(parts), parts.cost, _gate(parts), _promotion(parts), parts.operands, described)
+    extra, b = ExtraReferences(), GraphBuilder("epilogue")
+    promotion = _promotion(b, extra) if parts.in_blocks else None
+    epilogue = _chain(b, parts, extra)
+    if parts.gate:
+        epilogue = _gate(parts.gate).joined(epilogue, None if parts.exact else parts.output)
+    if promotion is not None:
+        cost = replace(epilogue.cost, blocks=True, bare=False)
+        epilogue = replace(epilogue, promotion=promotion, cost=cost)
+    return replace(epilogue, operands=tuple(map(_name, extra.operands.values())), described=_described(parts))
 
 
-def _function(parts: EpilogueParts) -> SourceFunction:
-    """What follows the sums; scales of blocks are not its part (`_promotion`)."""
-    if not (parts.operands or parts.activation):
-        return identity
-    place = {name: number for number, name in enumerate(parts.operands)}
-    scale_a = place.get("scale_a", -1) if parts.scale_a != "block" else -1
-    scale_b = place.get("scale_b", -1) if parts.scale_b != "block" else -1
-    by_row, by_column = parts.scale_a == "row", parts.scale_b == "column"
-    bias, residual, stride, rows, columns = (
-        place.get(name, -1) for name in ("bias", "residual", "residual_stride", "rows", "columns")
-    )
-    found = ACTIVATIONS.get(parts.activation, _NO_ACTIVATION)
-    of_half, activation = None if parts.exact else found.of_half, found.exact
-    quantize = None if parts.stored is None else quantizing(parts.stored, place["inverse_scale"])
-
-    @tilewright.jit
-    def epilogue(value, row, column, mask, extra):
-        value = value.to(tl.float32)
-        if scale_a >= 0:
-            if by_row:
-                value = value * tl.load(extra[scale_a] + row, mask=row < extra[rows])
-            else:
-                value = value * tl.load(extra[scale_a])
-        if scale_b >= 0:
-            if by_column:
-                value = value * tl.load(extra[scale_b] + column, mask=column < extra[columns])
-            else:
-                value = value * tl.load(extra[scale_b])
-        if bias >= 0:
-            # One mask of the columns, not of all elements: rows share what is loaded.
-            summand = tl.load(extra[bias] + column, mask=column < extra[columns]).to(tl.float32)
-            if of_half is None:
-                value = value + summand
-            else:
-                value = tl.fma(value, 0.5, 0.5 * summand)
-        elif of_half is not None:
-            value = 0.5 * value
-        if of_half is not None:
-            value = of_half(value)
-        elif activation is not None:
-            value = activation(value)
-        if residual >= 0:
-            place = row.to(tl.int64) * extra[stride] + column
-            value = value + tl.load(extra[residual] + place, mask=mask).to(tl.float32)
-        if quantize is not None:
-            value = quantize(value, row, column, mask, extra)
-        return value
-
-    return epilogue
+_STRIDE = simplify(symbol("columns") + symbol("residual_gap", 0))  # of a residual, whose rows are as long or longer
 
 
-def _promotion(parts: EpilogueParts) -> SourceFunction | None:
+def _name(operand: Value | Size) -> str:
+    if isinstance(operand, Value):
+        return operand.name
+    return "residual_stride" if operand == _STRIDE else str(operand)
+
+
+def _chain(b: GraphBuilder, parts: EpilogueParts, extra: ExtraReferences) -> Epilogue:
+    """The epilogue but for a gate and scales of blocks."""
+    if not parts.follows:
+        return Epilogue()
+    rows, columns, _ = b.symbol("rows"), b.symbol("columns"), b.symbol("residual_gap", 0)
+    scaled = not parts.in_blocks
+    operands = {
+        "scale_a": (float32 if parts.scale_a and scaled else None, (rows,) if parts.scale_a == "row" else ()),
+        "scale_b": (float32 if parts.scale_b and scaled else None, (columns,) if parts.scale_b == "column" else ()),
+        "bias": (parts.bias, (columns,)), "residual": (parts.residual, (rows, _STRIDE)),
+        "inverse_scale": (float32 if parts.quantizes else None, ()),
+    }  # fmt: skip
+    values = {name: b.input(name, dtype, shape) for name, (dtype, shape) in operands.items() if dtype is not None}
+    sums, inverse = b.input("sums", parts.sums, (rows, columns)), values.get("inverse_scale")
+    result = append_parts(b, sums, parts, values, inverse)
+    if not (parts.exact or parts.quantizes):
+        result = b.op("cast", [result], dtype=parts.output)  # which activations suit; the sums are rounded once
+    b.output(result)
+    graph = b.finish()
+    numbers = () if inverse is None else (inverse,)
+    chain = Chain(tuple(graph.nodes), sums, result, graph.constants, numbers=numbers)
+    return chain.written(extra, columns, rounded=not parts.exact, rows=rows)
+
+
+def _promotion(b: GraphBuilder, extra: ExtraReferences) -> SourceFunction:
     """What is added to the float32 sums for a product of one block of depth, when scales are of blocks."""
-    if parts.scale_a != "block":
-        return None
-    place = {name: number for number, name in enumerate(parts.operands)}
-    return block_promotion(
-        *(place[name] for name in ("scale_a", "scale_b", "scale_a_stride", "scale_b_stride", "rows"))
-    )
+    rows, strides = b.symbol("rows"), {name: b.symbol(f"{name}_stride") for name in ("scale_a", "scale_b")}
+    scales = [b.input(name, float32, (rows, stride)) for name, stride in strides.items()]
+    return block_promotion(*(extra.place(each) for each in (*scales, *strides.values(), rows)))
 
 
-@lru_cache(maxsize=64)
-def block_promotion(scale_a: int, scale_b: int, a_stride: int, b_stride: int, rows: int) -> SourceFunction:
-    """What the sums of a block add, by the places in `extra` of the scales of both operands, the distances of their
-    rows and the number of rows."""
-
-    @tilewright.jit
-    def promote(partial, row, column, stage, extra):
-        left = tl.load(extra[scale_a] + row.to(tl.int64) * extra[a_stride] + stage, mask=row < extra[rows], other=0.0)
-        right = tl.load(extra[scale_b] + column // SCALE_BLOCK * extra[b_stride] + stage)  # of all columns of the tile
-        return partial * (left * right)
-
-    return promote
+def _gate(name: str) -> GateChain:
+    """A gate as data: the activation of the left of two columns times the right one."""
+    b = GraphBuilder("gate")
+    shape = (b.symbol("rows"), b.symbol("columns"))
+    left, right = (b.input(side, float32, shape) for side in ("left", "right"))
+    b.output(b.op("multiply", [activated(b, left, name), right]))
+    graph = b.finish()
+    return GateChain(tuple(graph.nodes), left, right, graph.outputs[0], graph.constants)
 
 
-def _gate(parts: EpilogueParts) -> SourceFunction | None:
-    """The function of a gate's column and the one it goes with, or None."""
-    if not parts.gate:
-        return None
-    found = ACTIVATIONS[parts.gate]
-    of_half, activation = None if parts.exact else found.of_half, found.exact
-
-    @tilewright.jit
-    def gate(left, right):
-        if of_half is None:
-            left = activation(left)
-        else:
-            left = of_half(0.5 * left)
-        return left * right
-
-    return gate
+def _described(parts: EpilogueParts) -> str:
+    """The parts in words, by which problems on record are told apart; the types of operands stand beside them."""
+    found = {
+        "scale_a": parts.scale_a, "scale_b": parts.scale_b, "bias": parts.bias is not None,
+        "activation": parts.activation, "residual": parts.residual is not None, "gate": parts.gate,
+        "exact": parts.exact, "stored": parts.output if parts.quantizes else None,
+    }  # fmt: skip
+    return " ".join(f"{name}={value}" for name, value in found.items() if value)

@@ -23,6 +23,7 @@ from tilewright.library.attention.hopper.kernel import attention as hopper_atten
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import quantizing
+from tilewright.library.epilogue_parts import quantized
 from tilewright.measure.choosing import Choice, closest
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
@@ -207,7 +208,7 @@ class AttentionPlan:
         def graph() -> Graph:
             b = GraphBuilder("attention")
             y = b.op("attention", [calls.strided_input(b, name, found) for name, found in given.items()], **options)
-            b.output(calls.quantized(b, y, out.element, inverse[0]) if inverse else y)
+            b.output(quantized(b, y, out.element, inverse[0]) if inverse else y)
             return b.finish()
 
         used = [*given.values(), out]
@@ -446,7 +447,7 @@ def decode_attention(
         shapes = {"q": alone.shape, "k": keys.shape, "v": values.shape, "bias": (batch, 1, 1, keys.shape[2])}
         inputs = [b.input(name, found.element, shapes[name]) for name, found in present.items()]
         y = b.op("attention", inputs, scale=factor)
-        b.output(calls.quantized(b, y, stored, inverse[0]) if inverse else y)
+        b.output(quantized(b, y, stored, inverse[0]) if inverse else y)
         return b.finish()
 
     key = ("decode_attention", query.element, query.shape, keys.shape, factor, stored, inverse, *present)

@@ -14,17 +14,13 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
-from tilewright.dtypes import DType, float32
+from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, UnsupportedOperationError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
-from tilewright.graph.quantization import integer_range
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
@@ -306,23 +302,6 @@ def checked_activation(name: str | None, argument: str = "activation") -> str:
     if name and name not in ACTIVATIONS:
         raise LaunchError(f"{argument}={brief(name)}: there are {', '.join(ACTIVATIONS)}")
     return name or ""
-
-
-def activated(b: GraphBuilder, y: Value, activation: str | None) -> Value:
-    """An activation of a value, if there is one."""
-    if not activation:
-        return y
-    found = ACTIVATIONS[activation]
-    return b.op(found.op, [y], **found.attributes)
-
-
-def quantized(b: GraphBuilder, y: Value, stored: DType, inverse: float) -> Value:
-    """Numbers times `inverse`, to the nearest of a type of 8 bits, saturated."""
-    y = b.op("multiply", [b.op("cast", [y], dtype=float32), b.constant(np.asarray(inverse, np.float32))])
-    most = float(ml_dtypes.finfo(stored.numpy).max) if stored.is_float else 0.0
-    low, high = integer_range(stored) if stored.is_integer else (-most, most)
-    y = b.op("round", [y]) if stored.is_integer else y
-    return b.op("cast", [b.op("clip", [y], low=float(low), high=float(high))], dtype=stored)
 
 
 def scale_of_results(stored: DType, wide: bool, scale: float | None) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from tilewright.errors import LaunchError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.launch.sizes import next_power_of_2
+from tilewright.library.epilogue_parts import activated, quantized
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 
@@ -138,7 +139,7 @@ def conv2d(
         y = b.op("conv", operands, strides=steps, padding=tuple((each, each) for each in pads), dilation=apart,
                  groups=groups, layout="NHWC", dtype=int32 if integers else None)  # fmt: skip
         y = _finished(b, y, values, activation, stored == int32)
-        y = calls.quantized(b, y, stored, inverse[0]) if inverse else y
+        y = quantized(b, y, stored, inverse[0]) if inverse else y
         b.output(y if y.dtype == stored else b.op("cast", [y], dtype=stored))
         return b.finish()
 
@@ -164,4 +165,4 @@ def _finished(b: GraphBuilder, y: Value, values: Mapping[str, Value], activation
         y = b.op("add", [y, b.op("cast", [values["bias"]], dtype=float32)]) if "bias" in values else y
         residual = b.op("cast", [residual], dtype=float32) if residual is not None else None
     y = b.op("add", [y, residual]) if residual is not None else y
-    return calls.activated(b, y, activation)
+    return activated(b, y, activation)

@@ -154,7 +154,7 @@ def dequantized_matmul(
         raise LaunchError(f"results are float32, float16 or bfloat16, not {output.name}")
     target = result_like(first, shape, output, given)
     arguments = {"bias": bias, "activation": activation, "residual": residual, "shape": shape}
-    parts, extra = epilogue_of(arguments, rows, columns, depth, output, target)
+    parts, extra = epilogue_of(arguments, rows, columns, depth, output)
     views = [first, target, *(entry for entry in extra if isinstance(entry, ArrayView))]
     place = arrays.common_place(views, "dequantized_matmul")
     ordinal = place.ordinal if place is not None else None

@@ -8,6 +8,7 @@ from tilewright import dtypes
 from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.library.epilogue_parts import activated
 from tilewright.library.matmul.problem import row_class
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
@@ -65,7 +66,7 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
         matrices = calls.strided_input(g, "b", turned if transposed else right)
         y = g.op("grouped_matmul", [rows, matrices, g.input("ends", limits.element, limits.shape)],
                  transpose_b=transposed)  # fmt: skip
-        y = calls.activated(g, y, activation)
+        y = activated(g, y, activation)
         g.output(y if y.dtype == target.element else g.op("cast", [y], dtype=target.element))
         return g.finish()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tilewright.dtypes import float32, int32
 from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
@@ -16,7 +18,7 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.library.candidate import Candidate
-from tilewright.library.epilogue_parts import EpilogueParts
+from tilewright.library.epilogue_parts import EpilogueParts, activated, append_parts
 from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, describe
 from tilewright.library.matmul.simt import product_candidates
 from tilewright.library.select import candidates
@@ -42,7 +44,7 @@ def prepare_strided(
     """
     strides = (given["a"].strides, given["b"].strides)
     scales = tuple(given[name].strides for name in ("scale_a", "scale_b") if name in given)
-    whole = parts.scale_a == "block" or problem.depth == 0
+    whole = parts.in_blocks or problem.depth == 0
 
     def graph() -> Graph:
         return _Writer(problem, parts, given, residual_stride, inverse).graph()
@@ -71,45 +73,34 @@ class _Writer:
         problem, parts, b = self.problem, self.parts, self.b
         values = {name: b.input(name, found.element, self._shape(name, found)) for name, found in self.given.items()}
         y = self._sums(values)
-        columns = problem.columns // (2 if parts.gate else 1)
-        if parts.operands or parts.activation or parts.gate or problem.output != int32:
-            y = b.op("cast", [y], dtype=float32) if y.dtype != float32 else y
-        if parts.scale_a not in ("", "block"):
-            shape = () if parts.scale_a == "tensor" else (*self.lead, problem.rows, 1)
-            y = b.op("multiply", [y, b.op("reshape", [values["scale_a"]], shape=shape)])
-        if parts.scale_b not in ("", "block"):
-            shape = () if parts.scale_b == "tensor" else (problem.columns,)
-            y = b.op("multiply", [y, b.op("reshape", [values["scale_b"]], shape=shape)])
-        if parts.bias:
-            y = b.op("add", [y, b.op("cast", [values["bias"]], dtype=float32)])
-        if parts.gate:
-            pairs = (*self.lead, problem.rows, columns // _GATE_COLUMNS, 2, _GATE_COLUMNS)
-            halves, axis = b.op("reshape", [y], shape=pairs), len(pairs) - 2
-            left, right = (
-                b.op("reshape", [b.op("slice", [halves], axis=axis, start=half, stop=half + 1, step=1)],
-                     shape=(*self.lead, problem.rows, columns))
-                for half in (0, 1)
-            )  # fmt: skip
-            y = b.op("multiply", [calls.activated(b, left, parts.gate), right])
-        y = calls.activated(b, y, parts.activation)
-        if parts.residual:
-            added = values["residual"]
-            if self.residual_stride != columns:
-                added = b.op("slice", [added], axis=1, start=0, stop=columns, step=1)
-            added = b.op("reshape", [b.op("cast", [added], dtype=float32)], shape=y.shape)
-            y = b.op("add", [y, added])
-        y = calls.quantized(b, y, problem.output, self.inverse) if problem.output.bits == 8 else y
+        if (parts.follows or parts.gate or problem.output != int32) and y.dtype != float32:
+            y = b.op("cast", [y], dtype=float32)
+        y = self._gated(y) if parts.gate else y
+        inverse = b.constant(np.asarray(self.inverse, np.float32)) if parts.quantizes else None
+        y = append_parts(b, y, parts, values, inverse)
         b.output(b.op("cast", [y], dtype=problem.output) if y.dtype != problem.output else y)
         return b.finish()
+
+    def _gated(self, y: Value) -> Value:
+        """The left halves of pairs of columns, activated, times the right ones."""
+        b, columns = self.b, self.problem.columns // 2
+        pairs = (*y.shape[:-1], columns // _GATE_COLUMNS, 2, _GATE_COLUMNS)
+        halves, axis = b.op("reshape", [y], shape=pairs), len(pairs) - 2
+        left, right = (
+            b.op("reshape", [b.op("slice", [halves], axis=axis, start=half, stop=half + 1, step=1)],
+                 shape=(*y.shape[:-1], columns))
+            for half in (0, 1)
+        )  # fmt: skip
+        return b.op("multiply", [activated(b, left, self.parts.gate), right])
 
     def _shape(self, name: str, found: ArrayView) -> tuple[int, ...]:
         """The shape of an input: of operands that are read by their strides, whatever they are."""
         problem = self.problem
         if name == "residual":
             return (problem.rows * problem.batches, self.residual_stride)
-        if name == "b" and self.parts.scale_a == "block" and problem.columns and found.strides[2] != 1:
+        if name == "b" and self.parts.in_blocks and problem.columns and found.strides[2] != 1:
             return (problem.columns, problem.depth)
-        if name in ("scale_a", "scale_b") and self.parts.scale_a == "block":
+        if name in ("scale_a", "scale_b") and self.parts.in_blocks:
             return _rows_of_blocks(found)
         return (*self.lead, *found.shape[1:]) if name in ("a", "b") else found.shape
 
@@ -119,7 +110,7 @@ class _Writer:
         integers = problem.input.is_integer
         if not problem.depth:
             return b.op("full", [], shape=shape, value=0, dtype=int32 if integers else float32)
-        if self.parts.scale_a == "block":
+        if self.parts.in_blocks:
             return self._sums_of_blocks(values)
         dtype = int32 if integers else float32 if problem.input.bits == 8 else None
         return b.op("matmul", [values["a"], values["b"]], dtype=dtype)

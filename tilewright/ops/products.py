@@ -49,7 +49,7 @@ class Operands:
     a: ArrayView
     b: ArrayView
     out: ArrayView
-    extra: tuple[Any, ...]  # views and numbers, in the order of `parts.operands`
+    extra: tuple[Any, ...]  # views and numbers, in the order of the epilogue's operands
     parts: EpilogueParts
 
     @property
@@ -155,9 +155,10 @@ def _same_kind(found: ArrayView, name: str) -> ArrayView:
 
 
 def epilogue_of(
-    arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, out: ArrayView
+    arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, integers: bool = False
 ) -> tuple[EpilogueParts, tuple[Any, ...]]:
-    """The epilogue that the arguments ask for, and its operands; `rows` are those of all batches."""
+    """The epilogue that the arguments ask for, and its operands; `rows` are those of all batches, sums may be of
+    `integers`."""
     given: dict[str, Any] = {}
     kinds: dict[str, Any] = {}
     for name, length in (("scale_a", rows), ("scale_b", columns)):
@@ -194,13 +195,15 @@ def epilogue_of(
     given["rows"], given["columns"], given["inverse_scale"] = rows, columns, inverse[0] if inverse else 1.0
     if kinds.get("scale_a") == "block":
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
+    types = {name: given[name].element if name in given else None for name in ("bias", "residual")}
+    in_blocks = kinds.get("scale_a") == "block"
     parts = EpilogueParts(
-        kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
-        "residual" in given, arguments.get("gate") or "",
-        exact=(output.bits > 8 and output != dtypes.bfloat16) or bool(settings.interpret),
-        stored=output if inverse else None,
+        kinds.get("scale_a", ""), kinds.get("scale_b", ""), types["bias"], arguments.get("activation") or "",
+        types["residual"], arguments.get("gate") or "",
+        exact=(output.bits > 8 and output != dtypes.bfloat16) or bool(settings.interpret), output=output,
+        sums=dtypes.int32 if integers and not in_blocks else dtypes.float32,
     )  # fmt: skip
-    return parts, tuple(given[name] for name in parts.operands)
+    return parts, tuple(given[name] for name in parts.epilogue.operands)
 
 
 _BESIDES_GATE = ("scale_a", "scale_b", "bias", "activation", "residual")
@@ -242,8 +245,8 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     if right.shape[0] == 1 and batches > 1:
         right = right.changed((batches, *right.shape[1:]), (0, *right.strides[1:]))
     arguments = {**arguments, "shape": shape}
-    parts, extra = epilogue_of(arguments, batches * rows, right.shape[2], depth, output, target)
-    if parts.scale_a == "block" and batches > 1:
+    parts, extra = epilogue_of(arguments, batches * rows, right.shape[2], depth, output, left.element.is_integer)
+    if parts.in_blocks and batches > 1:
         raise LaunchError(
             f"scales of blocks are for one matrix each, got {batches} batches: multiply each batch alone, "
             "or give one matrix b and a contiguous a"
@@ -451,7 +454,7 @@ class MatmulPlan:
 
     def _run_portable(self, operands: Operands) -> None:
         """The kernels of engines that read any strides."""
-        extra = dict(zip(operands.parts.operands, operands.extra, strict=True))
+        extra = dict(zip(operands.parts.epilogue.operands, operands.extra, strict=True))
         given = {"a": operands.a, "b": operands.b}
         given |= {name: found for name, found in extra.items() if isinstance(found, ArrayView)}
         numbers = (extra.get("residual_stride", 0), extra.get("inverse_scale", 1.0))

@@ -128,7 +128,7 @@ def function_from_source(
     instructions of a GPU that the interpreter has not.  `helpers` are functions that it may call besides those of
     `library.functions`.
     """
-    activations = ROUNDED.get(rounded, {}) if rounded is not None and not settings.interpret else {}
+    activations = _rounded_activations(rounded)
     key = (source, rounded if activations else None)
     if key not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}
@@ -137,6 +137,16 @@ def function_from_source(
                 namespace[helper] = function
         _SOURCES[key] = JITFunction.from_source(source, name, namespace)
     return _SOURCES[key]
+
+
+def _rounded_activations(dtype: DType | None) -> Mapping[str, Any]:
+    return ROUNDED.get(dtype, {}) if dtype is not None and not settings.interpret else {}
+
+
+def forms_of_half(dtype: DType | None) -> frozenset[str]:
+    """Activations ``f`` for results of a type that have a form ``f_of_half``, of half the argument, for sources."""
+    suffix = "_of_half"
+    return frozenset(name.removesuffix(suffix) for name in _rounded_activations(dtype) if name.endswith(suffix))
 
 
 def chain_name(nodes: Sequence[Node], fallback: str) -> str:

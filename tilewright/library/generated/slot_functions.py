@@ -14,7 +14,14 @@ from tilewright.launch.jit import JITFunction
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue import Epilogue, EpilogueCost
 from tilewright.library.generated.expressions import compute_type
-from tilewright.library.generated.generate import chain_name, decompose, function_from_source, names_of, source_text
+from tilewright.library.generated.generate import (
+    chain_name,
+    decompose,
+    forms_of_half,
+    function_from_source,
+    names_of,
+    source_text,
+)
 from tilewright.library.generated.index import Coordinate, Index, flatten, unflatten
 from tilewright.library.generated.source import (
     ExtraReferences,
@@ -35,9 +42,10 @@ def slot_space(shape: Sequence[Size]) -> Coordinates:
 
 def _slot_writer(
     root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size],
-    tracer: ExpressionTracer, extra: ExtraReferences, column_mask: str | None = None,
+    tracer: ExpressionTracer, extra: ExtraReferences, rows: Size | None = None, columns: Size | None = None,
 ) -> tuple[Writer, list[str]]:  # fmt: skip
-    """A writer for a slot function that computes `root` and stores others, and the lines that split its row."""
+    """A writer for a slot function that computes `root` and stores others, and the lines that split its row; `rows` and
+    `columns` as `Chain.written` has them."""
     traced_indices = [index for _, index, _ in stores]
     traced_indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
     last = len(shape) - 1
@@ -45,7 +53,9 @@ def _slot_writer(
     outer = [variable for variable in variables if variable.axes[-1] != last]
     inner = [variable for variable in variables if variable.axes[-1] == last]
     names = names_of(len(outer), "row")
-    writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask", column_mask)
+    writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask")
+    limits = {"row": rows, "column": columns}
+    writer.limits = {name: limit for name, limit in limits.items() if limit is not None}
     writer.narrow_rows = True
     starts = first_elements([root, *(item for _, _, item in stores)], tracer)
     written = {target for target, _, _ in stores}
@@ -109,6 +119,7 @@ class Chain:
     too.  Functions are made of it for what a kernel needs.
 
     `moved`: permutes and reshapes among the nodes are how the kernel stores `value`; otherwise they keep the order.
+    `numbers` are values of one element that each launch is given as numbers.
     """
 
     nodes: tuple[Node, ...]
@@ -117,22 +128,25 @@ class Chain:
     constants: Mapping[Value, np.ndarray]
     results: tuple[Value, ...] = ()
     moved: bool = False
+    numbers: tuple[Value, ...] = ()
 
     def written(
-        self, extra: ExtraReferences, columns: int | None = None, rounded: bool = False, residual: Value | None = None
-    ) -> Epilogue:
+        self, extra: ExtraReferences, columns: Size | None = None, rounded: bool = False,
+        residual: Value | None = None, rows: Size | None = None,
+    ) -> Epilogue:  # fmt: skip
         """The function, as `epilogue_function` says, and what it costs.
 
         `columns`: what depends on the column alone is masked by columns, of which there are so many, so that a thread
-        loads it once for all its rows.  `rounded`: activations suit the type in which `value` is stored, and nothing is
-        rounded to 16 bits before that.
+        loads it once for all its rows; `rows`: the same of what does not depend on the column.  `rounded`: activations
+        suit the type in which `value` is stored, and nothing is rounded to 16 bits before that.
         """
-        return _written(self, extra, columns, rounded, residual)
+        return _written(self, extra, columns, rounded, residual, rows)
 
 
 def _written(
-    chain: Chain, extra: ExtraReferences, columns: int | None, rounded: bool, residual: Value | None
-) -> Epilogue:
+    chain: Chain, extra: ExtraReferences, columns: Size | None, rounded: bool, residual: Value | None,
+    rows: Size | None,
+) -> Epilogue:  # fmt: skip
     nodes, anchor, value, constants, results = chain.nodes, chain.anchor, chain.value, chain.constants, chain.results
     coordinates = slot_space(anchor.shape)
 
@@ -141,15 +155,18 @@ def _written(
             return coordinates
         return unflatten(flatten(coordinates, anchor.shape), other.shape)
 
-    given = {anchor: coordinates} if residual is None else {anchor: coordinates, residual: coordinates}
+    given: dict[Value, Coordinates] = {anchor: coordinates, **dict.fromkeys(chain.numbers, ())}
+    given |= {} if residual is None else {residual: coordinates}
     tracer = ExpressionTracer(nodes, constants, given)
     root = tracer.trace(value, _place_of(tracer, chain, coordinates) if chain.moved else own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
-    column_mask = None if columns is None else f"column < {columns}"
-    writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
+    writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, rows, columns)
     writer.rounds_once = rounded and value.dtype.bits <= 16 and not results
     writer.rounds_before_widening = bool(results)  # a single result has no second form to agree with
+    writer.of_half = forms_of_half(value.dtype if rounded else None)
     writer.give(anchor, "acc")
+    for number in chain.numbers:
+        writer.give(number, extra.scalar(number))
     if residual is not None:
         writer.give(residual, f"residual.to(tl.{compute_type(residual.dtype).name})")
     for target, index, item in stores:
@@ -160,7 +177,8 @@ def _written(
     source = source_text(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
     activations = sum(writer.work[op] for op, each in ACTIVATIONS.items() if each.of_half)
     bare = text == "acc" and not (lines or writer.lines)
-    cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations, bare=bare)
+    work = writer.work
+    cost = EpilogueCost(work["by column"], work["by element"], activations, work["by row"], bare)
     return Epilogue(function_from_source(name, source, value.dtype if rounded else None), cost)
 
 

@@ -9,7 +9,7 @@ numbered in order of use, never named after the model, so that equal layers shar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeGuard
@@ -121,6 +121,12 @@ class ExtraReferences:
             self.types[f"extra_{position}"] = "i64"
         return position
 
+    def scalar(self, value: Value) -> str:
+        """The text of a value of one element that each launch is given as a number."""
+        position = self._position(value)
+        self.types[f"extra_{position}"] = value.dtype.text
+        return f"extra[{position}]"
+
     def number(self, number: float) -> int:
         """The place of a number that each launch is given, so that kernels do not differ by it."""
         position = self._position(("number", number))
@@ -205,8 +211,9 @@ class Writer:
 
     `names` gives the text of every loop variable; `mask` the text of the mask of existing elements
     ("mask", which may be None at compile time, or "" when nothing is masked); `column_mask` and `row_mask`, where they
-    are given, those of what depends on the column alone and of what does not depend on it.  `work` counts what is
-    written: loads "by column" and "by element" that nothing else guards, and operations by name.
+    are given, those of what depends on the column alone and of what does not depend on it; `limits`, the numbers of a
+    "column" and of a "row", stand for such masks.  `work` counts what is written: loads "by column", "by row" and "by
+    element" that nothing else guards, and operations by name.
     """
 
     def __init__(
@@ -233,6 +240,8 @@ class Writer:
         self.rounds_once = False  # what is stored in 16 bits or fewer is not rounded to 16 bits on the way
         self.narrow_rows = False  # some of the kernels that call this have rows in 32 bits
         self.rounds_before_widening = True  # what is stored in more bits than it was computed for
+        self.limits: Mapping[str, Size] = {}
+        self.of_half: frozenset[str] = frozenset()  # activations of which there is a form of half the argument
 
     def give(self, value: Value, text: str) -> None:
         """Name a value that the surrounding kernel computed."""
@@ -382,20 +391,26 @@ class Writer:
             by_element = self._follows([item.index], "row")
             if not item.guards:
                 self.work["by element" if by_element else "by column"] += 1
-                if self.column_mask is not None and not by_element:
-                    return f"({offset}), mask={self.column_mask}" if self.column_mask else f"({offset})"
+                mask = None if by_element else self._mask_of("column", self.column_mask)
+                if mask is not None:
+                    return f"({offset}), mask={mask}" if mask else f"({offset})"
             return f"({offset}){self.load_mask(item.guards)}"
         if self.follows_columns([guard.index for guard in item.guards]):
             return f"({offset} + column * 0){self.load_mask(item.guards)}"
         own = "" if not self.mask or not item.index.terms else f"fitting({self.mask}, {offset})"
-        if own and self.row_mask is not None:
-            own = self.row_mask
+        row_mask = self._mask_of("row", self.row_mask) if own else None
+        own = own if row_mask is None else row_mask
         if not item.guards:
+            self.work["by row"] += bool(item.index.terms)
             return f"({offset}), mask={own}" if own else f"({offset})"
         inside = self.guards(item.guards)
         if any(guard.index.terms for guard in item.guards):  # of rows, which may be a block
             offset = f"copies({offset if item.index.terms else f'tl.full((), {offset}, tl.int64)'}, {inside})"
         return f"({offset}), mask=and_mask({own}, {inside})" if own else f"({offset}), mask={inside}"
+
+    def _mask_of(self, name: str, mask: str | None) -> str | None:
+        """The mask of what depends on the row or the column alone, where there is one."""
+        return f"{name} < {self.size(self.limits[name])}" if name in self.limits else mask
 
     def follows_columns(self, indices: Iterable[Index]) -> bool:
         """Whether any of the indices depends on the innermost loop variable."""
@@ -422,6 +437,9 @@ class Writer:
             source = item.operands[0]
             if source.dtype == float32:
                 return self.typed(source)
+        halved = self._of_half(item)
+        if halved is not None:
+            return halved
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
@@ -429,6 +447,26 @@ class Writer:
             operands.append(self.typed(operand) if typed else self._operand(operand))
         self.work[item.node.op] += 1
         return self.define("v", expression(item.node).format(*operands), item.node.op)
+
+    def _of_half(self, item: ElementwiseOperation) -> str | None:
+        """An activation of a sum with what depends on the column alone, by its form of half the argument: that half
+        comes with the addition, of which the column's part is computed once for all rows."""
+        name = expression(item.node).removesuffix("({0})")
+        total = item.operands[0] if name in self.of_half and "column" in self.limits else None
+        if not isinstance(total, ElementwiseOperation) or total.node.op != "add" or id(total) in self._texts:
+            return None
+        for summand, column in (total.operands, total.operands[::-1]):
+            if self._is_by_column(column) and not isinstance(summand, Literal):
+                half = f"tl.fma({self._operand(summand)}, 0.5, 0.5 * {self._operand(column)})"
+                self.work[item.node.op] += 1
+                return self.define("v", f"{name}_of_half({half})", f"add, {item.node.op}")
+        return None
+
+    def _is_by_column(self, item: Expression) -> bool:
+        """Whether an expression depends on the column alone, and on nothing that the kernel computed."""
+        indices = expression_indices([item], self.tracer)
+        given = any(isinstance(part, Given) for part in walk(item))
+        return not given and self._follows(indices, "column") and not self._follows(indices, "row")
 
     def _operand(self, item: Expression) -> str:
         text = self.write(item)

@@ -18,7 +18,6 @@ from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Operand, PackedConstant
 from tilewright.library.cost import expected
 from tilewright.library.epilogue import Epilogue, EpilogueCost
-from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.generated.index import flatten
 from tilewright.library.generated.source import merge_axes
 from tilewright.library.generated.trace import align, axes_of
@@ -58,7 +57,7 @@ class MatmulProblem:
     output: DType = bfloat16
     left_transposed: bool = False
     right_transposed: bool = False
-    epilogue: Epilogue = EpilogueParts().epilogue
+    epilogue: Epilogue = Epilogue()
     operands: tuple[str, ...] = ()
     weights_ready: bool = False
     exact: bool = False  # float32 operands are multiplied as float32, not as tf32

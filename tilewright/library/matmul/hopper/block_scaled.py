@@ -9,7 +9,7 @@ from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.library.candidate import Candidate
-from tilewright.library.epilogue_parts import block_promotion
+from tilewright.library.epilogue import block_promotion
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.hopper.candidates import hopper_products
 from tilewright.library.matmul.problem import GraphProduct
