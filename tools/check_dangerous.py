@@ -91,7 +91,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "tilewright/launch/kernel_info.py": {
         "import_module of a name": "finds the kernels that the caller's own record of constants names"
     },
-    "tilewright/launch/launching.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/launch/cpu.py": {"exec": _OWN, "compile": _OWN},
     "tilewright/launch/rewriting.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
     "tilewright/importers/torch_archive.py": {
         "torch.load": "with weights_only=True, which makes tensors alone: weights in the format of earlier versions"

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,12 +47,10 @@ from tilewright.settings import settings
 from tilewright.symbolic import to_json
 from tilewright.targets.base import Binary, Target
 from tilewright.targets.cpu.backend import CPUBackend
-from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import lower as lower_for_cpu
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.backend import NvidiaBackend
-from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower as lower_for_nvidia
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target, graph_passes
@@ -90,14 +88,14 @@ class Recorder:
         with (
             tempfile.TemporaryDirectory() as folder,
             settings.scope(cache_directory=Path(folder), always_compile=True, tune=0, threads=_THREADS),
-            mock.patch.object(CPUBackend, "compile", self._method(lower_for_cpu, CPUOptions)),
-            mock.patch.object(NvidiaBackend, "compile", self._method(lower_for_nvidia, NvidiaOptions)),
+            mock.patch.object(CPUBackend, "compile", self._method(lower_for_cpu)),
+            mock.patch.object(NvidiaBackend, "compile", self._method(lower_for_nvidia)),
         ):
             yield
 
-    def _method(self, lower: Callable[..., Any], record: Any) -> Callable[..., Binary]:
-        def compile_function(backend: Any, function: Function, options: Mapping[str, Any]) -> Binary:
-            return self._binary(lower, backend.target, function, record.of_launch(options))
+    def _method(self, lower: Callable[..., Any]) -> Callable[..., Binary]:
+        def compile_function(backend: Any, function: Function, options: Any) -> Binary:
+            return self._binary(lower, backend.target, function, options)
 
         return compile_function
 

@@ -36,6 +36,7 @@ from tilewright.runtime.slots import slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary
 from tilewright.targets.cpu.backend import CPUBackend
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.backend import NvidiaBackend
@@ -300,7 +301,7 @@ def _for_this_cpu(function: Function) -> Binary:
     text = str(function)
     if text not in _compiled:
         target = CPUTarget.host().quick_variant()
-        _compiled[text] = CPUBackend(target).compile(function, {"overlap": "careful"})
+        _compiled[text] = CPUBackend(target).compile(function, CPUOptions(overlap="careful"))
     return _compiled[text]
 
 

@@ -16,6 +16,7 @@ from tilewright.ir.parser import parse_function
 from tilewright.settings import settings
 from tilewright.targets.cpu.assemble import assemble, function_attributes, machine_options
 from tilewright.targets.cpu.backend import CPUBackend
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import ObjectCache
 from tilewright.targets.llvm.optimize import generate
@@ -107,21 +108,22 @@ def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
     function = parse_function(KERNEL)
     target = CPUBackend(CPUTarget.host())
     with settings.scope(cache_directory=tmp_path, always_compile=False, dump_directory=None):
-        first = target.compile(function, {})
-        again = target.compile(function, {})
+        first = target.compile(function, CPUOptions())
+        again = target.compile(function, CPUOptions())
         assert first.seconds and not again.seconds, "the second one must be read, not compiled"
         assert (again.image, again.symbol, again.key, again.parameters) == (
             first.image, first.symbol, first.key, first.parameters,
         )  # fmt: skip
         ObjectCache(tmp_path).path(first.key).write_bytes(b"damaged")
-        assert target.compile(function, {}).image == first.image
-        assert target.compile(function, {"num_warps": 8}).key == first.key  # which changes nothing on a CPU
-        assert target.compile(function, {"enable_fp_fusion": False}).key != first.key
-        texts = target.compile(function, {"keep_texts": True}).texts
+        assert target.compile(function, CPUOptions()).image == first.image
+        of_gpus = target.options({"num_warps": 8})  # which change nothing on a CPU
+        assert target.compile(function, of_gpus).key == first.key
+        assert target.compile(function, CPUOptions(fuse=False)).key != first.key
+        texts = target.compile(function, CPUOptions(keep_texts=True)).texts
         assert set(texts) == {"ir", "llvm", "asm"}
     other = CPUBackend(CPUTarget.named("x86-64-v3"))
     with settings.scope(cache_directory=tmp_path, dump_directory=tmp_path / "dump"):
-        binary = other.compile(function, {})
+        binary = other.compile(function, CPUOptions())
     assert binary.key != first.key and "avx2" in binary.features
     assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".tile", ".ll", ".s", ".txt"}
 

@@ -13,6 +13,7 @@ import tilewright
 import tilewright.language as tl
 from tests.host import test_language_kernels as families
 from tilewright.language.extra import libdevice
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import backend_of
 
@@ -23,7 +24,7 @@ def notes(kernel, types, constants) -> dict[str, list[str]]:
     """The notes of each source line, by its text, and of the end, by ""."""
     found: dict[str, list[str]] = {}
     line = ""
-    for text in backend_of(SERVER).explain(kernel.trace(types, constants), {}).splitlines()[1:]:
+    for text in backend_of(SERVER).explain(kernel.trace(types, constants), CPUOptions()).splitlines()[1:]:
         if " | " in text:
             line = text.split(" | ", 1)[1]
             found[line] = []

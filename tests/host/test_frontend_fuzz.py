@@ -19,6 +19,7 @@ from tilewright.errors import CompilationError
 from tilewright.ir.verifier import verify
 from tilewright.language.extra import libdevice
 from tilewright.launch.jit import JITFunction
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.registry import backend_of, get_target
 
 KERNELS = 400  # of each test; each is traced in about a millisecond
@@ -219,7 +220,7 @@ def test_random_kernels_fail_only_in_the_stated_way(rng: np.random.Generator) ->
             verify(function)
             compiled += 1
             if compiled <= COMPILED:
-                backend_of(get_target("cpu")).compile(function, {})
+                backend_of(get_target("cpu")).compile(function, CPUOptions())
         except CompilationError as error:
             check(source, error)
         except BaseException:

@@ -19,6 +19,7 @@ from tilewright.launch import binaries, jit
 from tilewright.launch.arguments import classify
 from tilewright.launch.binding import generate
 from tilewright.settings import settings
+from tilewright.targets.cpu.options import CPUOptions
 
 torch = pytest.importorskip("torch")
 
@@ -318,13 +319,15 @@ def test_the_key_covers_everything_reached(monkeypatch: pytest.MonkeyPatch) -> N
             "types": {"out": "*i32"},
             "constants": {},
             "parameters": {},
-            "options": {},
+            "options": CPUOptions(),
+            "launch_options": {},
             "debug": False,
             **changes,
         }
         return binaries.Request(by_global, **request).key(tilewright.targets.registry.get_target("cpu"))
 
-    keys = [key(), key(types={"out": "*i64"}), key(debug=True), key(options={"a": 1}), key(constants={"N": 1}),
+    keys = [key(), key(types={"out": "*i64"}), key(debug=True), key(options=CPUOptions(fuse=False)),
+            key(constants={"N": 1}),
             key(constants={"N": True}), key(constants={"N": helper}), key(constants={"N": by_global})]  # fmt: skip
     monkeypatch.setitem(globals(), "OFFSET", tl.constexpr(11))
     keys.append(key())

@@ -16,7 +16,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.garbage import collector_paused
-from tilewright.launch import compiled
+from tilewright.launch import cpu
 from tilewright.once import once
 from tilewright.runtime import library
 from tilewright.targets.cpu.target import CPUTarget
@@ -86,14 +86,14 @@ def double(x, out, BLOCK: tl.constexpr):
 def test_first_launches_from_several_threads_load_the_code_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second copy would be unloaded while a thread is about to run it."""
     loaded: list[object] = []
-    load = compiled.load_kernels
+    load = cpu.load_kernels
 
     def slowly(*arguments: Any) -> Any:
         loaded.append(load(*arguments))
         time.sleep(0.01)
         return loaded[-1]
 
-    monkeypatch.setattr(compiled, "load_kernels", slowly)
+    monkeypatch.setattr(cpu, "load_kernels", slowly)
     kernel = tilewright.JITFunction(double.function)
 
     def launch() -> list[float]:

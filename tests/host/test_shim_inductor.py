@@ -14,7 +14,7 @@ import tilewright.language as tl
 from tests.host.test_frontend_shim import SCRIPTS, run
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.launch import hooks
-from tilewright.launch.compiled import CompiledKernel
+from tilewright.launch.cpu import CPUKernel
 from tilewright.launch.driver import GPUTarget
 from tilewright.launch.jit import JITFunction
 from tilewright.shim import compiler
@@ -118,7 +118,7 @@ def test_kernels_are_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(module_scale)) is module_scale
     native = module_scale.compile({"x": "*f32", "out": "*f32", "n": "i32"}, {"BLOCK": 64})
     again = pickle.loads(pickle.dumps(native))
-    assert type(again) is CompiledKernel and again.hash == native.hash and again.dump() == native.dump()
+    assert type(again) is CPUKernel and again.hash == native.hash and again.dump() == native.dump()
     x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     again[(1,)](x, out, 64)
     np.testing.assert_array_equal(out, 3 * x)

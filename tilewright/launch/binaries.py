@@ -45,9 +45,12 @@ class Request:
     types: Mapping[str, Any]
     constants: Mapping[str, Any]
     parameters: Mapping[str, Parameter]
-    options: Mapping[str, Any]
+    options: Any  # the target's record
+    launch_options: Mapping[str, Any]  # that the record was made of
     debug: bool
     sanitize: bool = True  # whether debug builds assert that integers do not overflow
+    wide_grid: bool = False  # whether places in the grid are numbers of 64 bits
+    override: str = ""  # a digest of the Tile IR that is compiled in place of the source
 
     @property
     def name(self) -> str:
@@ -66,8 +69,8 @@ class Request:
             repr(sorted((name, _type_text(kind)) for name, kind in self.types.items())),
             repr(sorted((name, describe(unwrap(value), set())) for name, value in self.constants.items())),
             repr(sorted((name, repr(value)) for name, value in self.parameters.items())),
-            repr(sorted(self.options.items(), key=lambda item: item[0])),
-            repr((self.debug, self.sanitize)),
+            self.options.key,
+            repr((self.debug, self.sanitize, self.wide_grid, self.override)),
         ]
         for part in parts:
             digest.update(f"{len(part)}:{part}".encode())
@@ -85,8 +88,8 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     started = time.perf_counter()
     key = request.key(target)
     cache = ObjectCache(settings.cache_directory)
-    lines = bool(request.options.get("line_info"))  # which a signature does not know, only the traced kernel
-    reusable = not settings.always_compile and settings.dump_directory is None and not lines
+    # Lines a signature does not know, only the traced kernel.
+    reusable = not settings.always_compile and settings.dump_directory is None and not request.options.line_info
     cached = cache.find(key, lambda entry: _decoded(entry, request.kernel)) if reusable else None
     if cached is not None:
         binary_key, interface = cached
@@ -172,8 +175,8 @@ def _kernel(
 
     It is told the arguments of its source, unless some are tuples that became several.
     """
-    compiled = launching(target.name).kernel(request.name, target, binary, interface, trace)
-    compiled.options = request.options
+    compiled = launching(target.name).kernel(request.name, target, binary, request.options, interface, trace)
+    compiled.launch_options = request.launch_options
     compiled.source = request.kernel
     if not any(isinstance(kind, ValueGroup) for kind in request.types.values()):
         names = request.kernel.argument_names

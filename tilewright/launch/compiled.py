@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,27 +15,15 @@ from tilewright import dtypes
 from tilewright.errors import DeviceError, LaunchError, brief
 from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, SSAValue
-from tilewright.ir.diagnostics import located_execution_error, user_place
 from tilewright.ir.memory import Extent
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.ir.types import PointerType, TensorMapType
+from tilewright.ir.types import TensorMapType
 from tilewright.language.function import SourceFunction
-from tilewright.launch import hooks, recompile
 from tilewright.launch.arguments import classify, is_writable, stored_array
-from tilewright.launch.bounds import extent_of
 from tilewright.launch.driver import GPUTarget
-from tilewright.once import once
-from tilewright.runtime import failure_record
-from tilewright.runtime.faults import load_kernels
-from tilewright.runtime.glue import glue
-from tilewright.runtime.launch import launch
-from tilewright.runtime.library import NativeLibrary
-from tilewright.runtime.signals import RAISED_ADDRESS, raise_pending
-from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
-from tilewright.settings import settings
-from tilewright.targets.base import Binary, HostBackend, Remark, Target
+from tilewright.targets.base import Binary, Remark, Target
 from tilewright.targets.registry import backend_of
 
 logger = logging.getLogger("tilewright.jit")
@@ -105,19 +92,25 @@ class KernelStages(Mapping[str, Any]):
         return len(list(iter(self)))
 
 
-class CompiledKernel:
-    """Machine code of one specialization of a kernel.
+class CompiledKernel(ABC):
+    """Machine code of one specialization of a kernel, for a target of any family (`launch.cpu`, `launch.cuda`).
 
     `binary` holds the code, `function` its Tile IR (traced again when the code came from the cache),
     `remarks` what the compiler reports.  ``compiled[grid](*arguments)`` launches it: run-time arguments
     in the order of `function`'s parameters, or all arguments of the source, whose constants are ignored.
     """
 
-    text_names: tuple[str, ...] = ("ir", "llvm", "asm")  # what `dump` shows
-    image_name = "obj"  # what `asm` calls the machine code
+    text_names: tuple[str, ...]  # what `dump` shows
+    image_name: str  # what `asm` calls the machine code
 
     def __init__(
-        self, name: str, target: Target, binary: Binary, interface: Interface, trace: Callable[[], Function]
+        self,
+        name: str,
+        target: Target,
+        binary: Binary,
+        options: Any,
+        interface: Interface,
+        trace: Callable[[], Function],
     ) -> None:
         self.name = name
         self.target = target
@@ -126,11 +119,11 @@ class CompiledKernel:
         self.traced_remarks = interface.remarks  # what was noted while the source was read
         self.remarks = (*interface.remarks, *binary.remarks)
         self._trace = trace
-        self._packers: dict[int, Callable[..., bytes]] = {}  # by how many integers follow the slots
         self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
         self.divisors: tuple[int, ...] = ()  # of these arguments: the code counts on it
-        self.options: Mapping[str, Any] = {}  # that it was compiled with
+        self.options = options  # that it was compiled with: the target's record
+        self.launch_options: Mapping[str, Any] = {}  # that it was asked for with, as host code reads them
         self.ignored_options: tuple[str, ...] = ()  # that it was asked for with, and that change nothing here
         self.source: SourceFunction | None = None  # what it was compiled from
 
@@ -140,12 +133,12 @@ class CompiledKernel:
         return self._trace()
 
     def dump(self, stage: str = "ir") -> str:
-        """The kernel's text at a stage: ``ir``, ``llvm`` or ``asm``."""
+        """The kernel's text at a stage, one of `text_names`."""
         if stage == "ir":
             return print_function(self.function)
         texts = self.binary.texts
         if stage not in texts:
-            texts = backend_of(self.target).compile(self.function, {**self.options, "keep_texts": True}).texts
+            texts = backend_of(self.target).compile(self.function, replace(self.options, keep_texts=True)).texts
         if stage not in texts:
             raise ValueError(f"unknown stage {stage!r}: choose ir, {', '.join(sorted(set(texts) - {'ir'}))}")
         return texts[stage]
@@ -187,202 +180,18 @@ class CompiledKernel:
         """What the kernel was compiled from: `fn` is the function, `name` its name."""
         return self.source
 
-    @property
-    def module(self) -> Any:
-        """The loaded code; None before the first launch or `_init_handles`."""
-        return self.__dict__.get("_library")
-
-    @once
-    def _library(self) -> NativeLibrary:
-        hooks.load_start(None, None, self.name, None, self.hash)
-        library = load_kernels([self.binary.image], [self.binary.symbol])
-        hooks.load_end(library, library.address(self.binary.symbol), self.name, None, self.hash)
-        return library
-
-    @cached_property
-    def address(self) -> int:
-        """Where the kernel's code is in this process."""
-        return self._library.address(self.binary.symbol)
-
-    def packer(self, extra: int = 0) -> Callable[..., bytes]:
-        """A function from slot values, and `extra` integers after them, to the argument array of 8 bytes each."""
-        if extra not in self._packers:
-            self._packers[extra] = self._packer(extra)
-        return self._packers[extra]
-
-    def _packer(self, extra: int) -> Callable[..., bytes]:
-        kinds = self.binary.parameters
-        pack = struct.Struct("<" + "".join(slot_format(kind) for kind in kinds) + "q" * extra).pack
-        narrow = narrow_slots(kinds)
-        if not narrow:
-            return pack
-
-        def narrowing(*values: Any) -> bytes:
-            slots = list(values)
-            for index in narrow:
-                slots[index] = narrowed(slots[index])
-            return pack(*slots)
-
-        return narrowing
-
     def misfit(self, error: struct.error) -> LaunchError:
         """What to raise for values that do not fit the parameters."""
         kinds = ", ".join(self.binary.parameters)
         return LaunchError(f"kernel '{self.name}': arguments do not fit its parameters ({kinds}): {error}")
 
-    def run(self, grid: tuple[int, int, int], slots: Sequence[Any], extents: Sequence[Extent] = ()) -> None:
-        """Launch with slot values (addresses and numbers); returns when every instance is done.
-
-        `extents` are those of its pointers, for a kernel that `checks_bounds`; without them nothing is out of bounds.
-        """
-        if self.checks_bounds and not extents:
-            extents = [Extent() for kind in self.binary.parameters if kind.startswith("*")]
-        extra = [number for extent in extents for number in (extent.first, extent.bytes)]
-        try:
-            packed = self.packer(len(extra))(*slots, *extra)
-        except struct.error as error:
-            raise self.misfit(error) from None
-        if not self.watches:
-            refused = self._launch(packed, grid)
-        else:
-            with self.watched(extents) as record:
-                refused = self._launch(packed, grid, record)
-        if refused:
-            self.careful.run(grid, slots, extents)
-
-    def run_given(
-        self, grid: tuple[int, int, int], slots: Sequence[Any], values: Sequence[Any], ordinal: int, stream: int
-    ) -> None:
-        """Launch with slot values and the run-time arguments that they were made of, on a device and a stream of it.
-
-        A CPU has one of either.  Raises `LaunchError` for values that the code was not compiled for.
-        """
-        if 0 in grid:
-            return
-        kernel: CompiledKernel = self
-        for slot, divisor in zip(slots, self.divisors, strict=False):
-            if divisor > 1 and isinstance(slot, int) and slot % divisor:
-                kernel = self.unaligned  # generated host code on the CPU does not copy what is not aligned
-                kernel.check_divisors(slots)  # of integers
-                break
-        names = kernel.argument_names and [kernel.argument_names[place] for place in kernel.run_time]
-        kernel.run(grid, slots, kernel.extents(values, names or kernel.binary.parameters))
-
-    def _launch(self, packed: bytes, grid: tuple[int, int, int], record: int | None = None) -> bool:
-        binary = self.binary
-        return launch(self.address, packed, grid, binary.scratch_bytes, record=record, refuses=binary.refuses)
-
-    @once
-    def careful(self) -> CompiledKernel:
-        """This kernel for arrays that overlap, other than element on element: it copies first what it reads.
-
-        Compiled when the first launch needs it.
-        """
-        if settings.explain_recompile:
-            recompile.report_overlap(self.name)
-        kernel = self._variant(self.function, {**self.options, "overlap": "careful"})
-        kernel.divisors = self.divisors
-        return kernel
-
-    @once
-    def unaligned(self) -> CompiledKernel:
-        """This kernel for arrays at any address of an element: compiled when the first launch needs it."""
-        known = [
-            replace(parameter, divisibility=value.type.element.element.itemsize)
-            if isinstance(value.type.element, PointerType)
-            else parameter
-            for parameter, value in zip(self.function.parameters, self.function.region.arguments, strict=True)
-        ]
-        kernel = self._variant(replace(self.function, parameters=known), self.options)
-        kinds = self.binary.parameters
-        kernel.divisors = tuple(
-            1 if kind.startswith("*") else divisor for kind, divisor in zip(kinds, self.divisors, strict=False)
-        )
-        return kernel
-
-    def _variant(self, function: Function, options: Mapping[str, Any]) -> CompiledKernel:
-        """This kernel with other options, or other facts about its parameters."""
-        binary = backend_of(self.target).compile(function, options)
-        kernel = type(self)(
-            self.name, self.target, binary, Interface(self.written, self.traced_remarks), lambda: function
-        )
-        kernel.options, kernel.source = options, self.source
-        kernel.argument_names, kernel.run_time = self.argument_names, self.run_time
-        return kernel
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Machine code and Tile IR go to the other process; the source, which stays here, does not."""
-        facts = {name: getattr(self, name) for name in ("argument_names", "run_time", "divisors", "options")}
+        facts = {name: getattr(self, name) for name in _PICKLED}
         interface = Interface(self.written, self.traced_remarks)
-        return _restored, (type(self), self.name, self.target, self.binary, interface, self.dump(), facts)
-
-    @property
-    def checks_bounds(self) -> bool:
-        """Whether an access out of bounds stops a launch (`TILEWRIGHT_CHECK_BOUNDS`)."""
-        return bool(self.options.get("check_bounds"))
-
-    @property
-    def watches(self) -> bool:
-        """Whether a launch may leave a failure, so that it goes through `watched`."""
-        return self.binary.records or self.checks_bounds
-
-    def extents(self, arguments: Sequence[Any], names: Sequence[str]) -> list[Extent]:
-        """What each pointer argument may reach, called by `names` (of all parameters); none without `checks_bounds`."""
-        if not self.checks_bounds:
-            return []
-        described = zip(self.binary.parameters, names, arguments, strict=True)
-        return [extent_of(name, argument) for kind, name, argument in described if kind.startswith("*")]
-
-    @contextmanager
-    def watched(self, extents: Sequence[Extent] = ()) -> Iterator[int]:
-        """Around a launch of a kernel that may fail, which gets this address as its last slot.
-
-        Raises `ExecutionError` where it did, as the interpreter does; `extents` are what its pointers may reach.
-        """
-        record = self._record()
-        yield ctypes.addressof(record)
-        if record[0]:
-            self._raise(record, extents)
-
-    def recording(self, start: Callable[..., int | None]) -> Callable[[bytes, int], int | None]:
-        """`start`, which launches with packed arguments, for a kernel whose last slot is a record: it is added here.
-
-        The same as `watched` for cached launches, without bounds.
-        """
-        new, fail, address, pack = self._record, self._raise, ctypes.addressof, struct.Struct("<Q").pack
-
-        def run(packed: bytes, total: int) -> int | None:
-            record = new()
-            refused = start(packed + pack(address(record)), total)
-            if record[0]:
-                fail(record)
-            return refused
-
-        return run
-
-    def _record(self) -> ctypes.Array[ctypes.c_int64]:
-        """What a launch of a kernel that may fail writes to."""
-        record = _RECORD()
-        if self.binary.asks:
-            clock, ask = self._functions
-            limit = int(failure_record.WAITING_SECONDS * 1e9)
-            record[failure_record.CLOCK : failure_record.INTERRUPTED] = [clock, limit, ask, RAISED_ADDRESS]
-        return record
-
-    @cached_property
-    def _functions(self) -> tuple[int, int]:
-        """Addresses of the runtime's functions that kernels call: a clock, and what asks for signals."""
-        return glue().imports["tilewright_clock"], glue().ask
-
-    def _raise(self, record: ctypes.Array[ctypes.c_int64], extents: Sequence[Extent] = ()) -> NoReturn:
-        if record[failure_record.INTERRUPTED]:
-            raise_pending()
-        failure = failure_record.Failure.read(record)
-        assert failure is not None
-        backend = cast(HostBackend, backend_of(self.target))
-        operation, error = backend.failed_operation(self.function, failure, extents)
-        place = user_place(operation.location)
-        raise located_execution_error(error, operation.opcode, place, failure.program_id) from None
+        return _restored, (
+            type(self), self.name, self.target, self.binary, self.options, interface, self.dump(), facts,
+        )  # fmt: skip
 
     @property
     def hash(self) -> str:
@@ -390,10 +199,57 @@ class CompiledKernel:
         return self.binary.key
 
     @property
+    def module(self) -> Any:
+        """The loaded code, where the process holds it; None before the first launch or `_init_handles`."""
+        return None
+
+    @property
+    @abstractmethod
+    def address(self) -> int:
+        """Where the kernel's code is: in this process, or the driver's handle."""
+
+    @property
+    @abstractmethod
     def metadata(self) -> KernelMetadata:
-        """Name, scratch memory and the like."""
-        shared = max(1, self.binary.scratch_bytes)
-        return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, options=dict(self.options))
+        """Name, memory, warps and the like."""
+
+    @property
+    @abstractmethod
+    def n_regs(self) -> int:
+        """Registers of a thread; of a CPU's code, vector registers."""
+
+    @property
+    @abstractmethod
+    def n_spills(self) -> int:
+        """Bytes of registers that are stored to local memory."""
+
+    @property
+    @abstractmethod
+    def n_max_threads(self) -> int:
+        """Threads that can run the kernel at once, on a GPU those of a CTA."""
+
+    @abstractmethod
+    def _init_handles(self) -> None:
+        """Load the code now instead of at the first launch."""
+
+    @abstractmethod
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]: ...
+
+    @abstractmethod
+    def run(self, grid: tuple[int, int, int], slots: Sequence[Any], extents: Sequence[Extent] = ()) -> None:
+        """Launch with slot values: addresses, numbers, and on GPUs descriptions of tensors.
+
+        `extents` are those of its pointers, for a CPU's kernel that checks bounds.
+        """
+
+    @abstractmethod
+    def run_given(
+        self, grid: tuple[int, int, int], slots: Sequence[Any], values: Sequence[Any], ordinal: int, stream: int
+    ) -> None:
+        """Launch with slot values and the run-time arguments that they were made of, on a device and a stream of it.
+
+        A CPU has one of either.  Raises `LaunchError` for values that the code was not compiled for.
+        """
 
     @property
     def packed_metadata(self) -> tuple[Any, ...]:
@@ -401,39 +257,8 @@ class CompiledKernel:
         facts = self.metadata
         return (facts.num_warps, facts.num_ctas, facts.shared)
 
-    @property
-    def n_regs(self) -> int:
-        """Vector registers of the target: a CPU's code may use all of them."""
-        return self.target.vector_registers
-
-    @property
-    def n_spills(self) -> int:
-        """Bytes of registers that are stored to local memory: not counted for a CPU's code, 0."""
-        return 0
-
-    @property
-    def n_max_threads(self) -> int:
-        """Threads that can run the kernel at once."""
-        return settings.threads
-
-    def _init_handles(self) -> None:
-        """Load the code now instead of at the first launch."""
-        self._library  # noqa: B018
-
-    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        extents = full_grid(grid)
-
-        def call(*arguments: Any) -> None:
-            given = self.run_time_arguments(arguments)
-            slots = [self._slot(*pair) for pair in enumerate(given)]
-            self.check_divisors(slots)
-            self.prepare_stores(given)
-            names = self.argument_names and [self.argument_names[place] for place in self.run_time]
-            self.run(extents, slots, self.extents(given, names or self.binary.parameters))
-
-        return call
-
-    def _slot(self, number: int, argument: Any) -> Any:
+    def slot(self, number: int, argument: Any) -> Any:
+        """The slot of a run-time argument, by its number; raises errors that name it."""
         try:
             return classify(argument)[1]
         except (LaunchError, DeviceError) as error:
@@ -480,7 +305,7 @@ class CompiledKernel:
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
 
 
-_RECORD = ctypes.c_int64 * failure_record.WORDS
+_PICKLED = ("argument_names", "run_time", "divisors", "launch_options")  # besides what makes a kernel
 
 
 def _restored(
@@ -488,12 +313,13 @@ def _restored(
     name: str,
     target: Target,
     binary: Binary,
+    options: Any,
     interface: Interface,
     text: str,
     facts: Mapping[str, Any],
 ) -> CompiledKernel:
     """A compiled kernel that was pickled."""
-    kernel = kind(name, target, binary, interface, lambda: parse_function(text))
+    kernel = kind(name, target, binary, options, interface, lambda: parse_function(text))
     vars(kernel).update(facts)
     return kernel
 

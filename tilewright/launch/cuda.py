@@ -97,7 +97,7 @@ class CudaKernel(CompiledKernel):
         binary = self.binary
         x, y, z = binary.cluster
         shared = binary.shared_bytes + binary.resources.shared
-        stages = int(self.options.get("num_stages") or 1)
+        stages = self.options.num_stages or 1
         return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, binary.warps, stages, x * y * z)
 
     @property

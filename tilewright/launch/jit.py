@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from tilewright import forks
 from tilewright.errors import CompilationError, DeviceError, LaunchError, a_kind, user_errors
@@ -41,6 +41,7 @@ from tilewright.launch.arguments import (
 from tilewright.launch.background import PendingLaunch, active_mode
 from tilewright.launch.binding import MISSING, generate, mode_now
 from tilewright.launch.compiled import CompiledKernel, written_parameters
+from tilewright.launch.cpu import CPUKernel, CPULaunch
 from tilewright.launch.kernel_info import (
     KERNELS,
     Compiled,
@@ -53,7 +54,7 @@ from tilewright.launch.kernel_info import (
     read_override,
 )
 from tilewright.launch.launchers import device_launching
-from tilewright.launch.launching import CPULaunch, InterpretedLaunch, PreparedLaunch, RunTimeArguments, SkippedLaunch
+from tilewright.launch.launching import InterpretedLaunch, PreparedLaunch, RunTimeArguments, SkippedLaunch
 from tilewright.launch.specialization import (
     address_rule,
     constant_key,
@@ -199,10 +200,10 @@ class JITFunction(KernelSource):
         Raises `CompilationError`, for an option that there is not, too.
         """
         chosen = get_target(target)
-        request, trace = self._requested(types, constants, parameters, options)
+        request, trace = self._requested(types, constants, parameters, chosen, options)
         with user_errors:
             kernel = binaries.compiled_kernel(request, chosen, compiling_for(chosen)(trace))
-        _report_ignored(kernel, request.options)
+        _report_ignored(kernel, request.launch_options)
         return kernel
 
     def is_compiled(
@@ -214,13 +215,14 @@ class JITFunction(KernelSource):
         options: Mapping[str, Any] | None = None,
     ) -> bool:
         """Whether the object cache has what `compile` would give."""
-        return binaries.is_cached(self._requested(types, constants, parameters, options)[0], target)
+        return binaries.is_cached(self._requested(types, constants, parameters, target, options)[0], target)
 
     def _requested(
         self,
         types: Types,
         constants: Mapping[str, Any],
         parameters: Mapping[str, Parameter] | None,
+        target: Target,
         options: Mapping[str, Any] | None,
     ) -> tuple[binaries.Request, Callable[[], Trace]]:
         """What `compile` is asked for, and how it is traced."""
@@ -232,15 +234,16 @@ class JITFunction(KernelSource):
             raise CompilationError(f"kernel '{self.name}' has no option '{name}'; {advice}")
         debug = bool(given.pop("debug", self.debug))
         sanitize = given.pop("sanitize_overflow", None) is not False
-        wide = bool(given.get("wide_grid"))
+        wide = bool(given.pop("wide_grid", False))
         trace: Callable[[], Trace] = partial(self._trace, typed, constants, parameters, debug, sanitize, wide)
-        override = given.pop("ir_override", None)
+        override, digest = given.pop("ir_override", None), ""
         if override is not None:
             function = read_override(override, self.name)
-            given["ir_override"] = hashlib.sha256(print_function(function).encode()).hexdigest()
+            digest = hashlib.sha256(print_function(function).encode()).hexdigest()
             trace = partial(Trace, function, ())
-        request = binaries.Request(self, typed, dict(constants), dict(parameters or {}), given, debug, sanitize)
-        return request, trace
+        record = backend_of(target).options(given)
+        known = dict(constants), dict(parameters or {})
+        return binaries.Request(self, typed, *known, record, given, debug, sanitize, wide, digest), trace
 
     # Launching
 
@@ -623,10 +626,9 @@ class JITFunction(KernelSource):
             given["enable_fp_fusion"] = False
         if settings.check_bounds:
             given["check_bounds"] = True
-        kernel = self.compile(types, constants, described, options=given)
-        return CPULaunch(
-            kernel, RunTimeArguments(self.name, self.argument_names, types, kernel.written), self.launch_metadata
-        )
+        kernel = cast(CPUKernel, self.compile(types, constants, described, options=given))
+        interface = RunTimeArguments(self.name, self.argument_names, types, kernel.written)
+        return CPULaunch(kernel, interface, self.launch_metadata)
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.__module__}.{self.__qualname__}>"

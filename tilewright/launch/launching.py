@@ -7,25 +7,17 @@ cached launch still has to do.  `arguments` are the caller's values, one for eac
 
 from __future__ import annotations
 
-import functools
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from tilewright.errors import ExecutionError
-from tilewright.forks import cached_property
 from tilewright.frontend.tracer import labels, leaf_names
 from tilewright.frontend.values import Static, ValueGroup
 from tilewright.ir.core import Function
-from tilewright.ir.memory import Extent
-from tilewright.launch import hooks
-from tilewright.launch.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
-from tilewright.launch.compiled import GREATEST_EXTENT, CompiledKernel, full_grid, read_only_error
+from tilewright.launch.arguments import as_array, as_memory, is_writable, leaves, stored_array
+from tilewright.launch.compiled import CompiledKernel, full_grid, read_only_error
 from tilewright.launch.descriptor import DescriptorForm, TensorDescriptor
-from tilewright.runtime.launch import launcher
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
@@ -130,153 +122,3 @@ class SkippedLaunch:
 
     def run(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
         return None
-
-
-_RUN_ON_CPU = """\
-def run(grid, arguments, slots):
-    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and 0 <= grid[0] <= {greatest}:
-        x = total = grid[0]
-        y = z = 1
-    else:
-        x, y, z = full_grid(grid)
-        total = x * y * z
-{stores}\
-    try:
-        packed = pack({slots}x, y, z)
-    except struct_error as error:
-        raise misfit(error) from None
-    if entering or leaving:
-        observe(packed, (x, y, z), arguments)
-    elif total > 0 and start(packed, total):
-        start_careful(packed, total)
-    return kernel
-"""
-# Stores to PyTorch's tensors and to NumPy's writable arrays are prepared here, others by `RunTimeArguments`.
-_STORE_ON_CPU = """\
-    raiser = tensor_types.get(type(arguments[{index}]))
-    if raiser is not None:
-        raiser((arguments[{index}],))
-    elif type(arguments[{index}]) is not array or not arguments[{index}].flags.writeable:
-        prepare_stores(arguments)
-"""
-
-
-def _starter(kernel: CompiledKernel) -> Callable[[bytes, int], int | None]:
-    """What starts a kernel with packed arguments: its native launcher, and around it what reads its failures."""
-    start = launcher(kernel.address, kernel.binary.scratch_bytes, kernel.binary.refuses)
-    return kernel.recording(start) if kernel.binary.records and not kernel.checks_bounds else start
-
-
-class CPULaunch:
-    """A signature whose machine code runs on this machine's CPU.
-
-    `run` is generated: it packs exactly this signature's slots and hands them to the native launcher.
-    """
-
-    def __init__(
-        self, kernel: CompiledKernel, interface: RunTimeArguments, describe: Callable[..., Any] | None
-    ) -> None:
-        self.kernel = kernel
-        self.interface = interface
-        self._describe = describe  # the kernel's `launch_metadata`
-        self._start: Callable[[bytes, int], int | None] | None = None
-        self.run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = self._first
-
-    def _first(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
-        """The first run loads the machine code."""
-        self._start = _starter(self.kernel)
-        self.run = self._watched if self.kernel.checks_bounds else self._second
-        return (self._watched if self.kernel.checks_bounds else self._once)(grid, arguments, slots)
-
-    def _watched(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
-        """A run of a kernel that checks its accesses: the first failure is raised."""
-        try:
-            extents = self.kernel.extents(self.interface.flat(arguments), self.interface.flat_names)
-            with self.kernel.watched(extents) as record:
-                return self._once(grid, arguments, slots, extents, record)
-        except ExecutionError as error:
-            raise error.with_traceback(None) from None  # the message says where; our own frames do not help
-
-    def _once(
-        self,
-        grid: Grid,
-        arguments: tuple[Any, ...],
-        slots: Sequence[Any],
-        reached: Sequence[Extent] = (),
-        *last: int,
-    ) -> CompiledKernel:
-        """A run whose steps nobody has written out; the slots of what pointers reach come before the grid's, `last`
-        after them."""
-        self.interface.prepare_stores(arguments)
-        extents = full_grid(grid)
-        extra = [*(number for entry in reached for number in (entry.first, entry.bytes)), *extents, *last]
-        try:
-            packed = self.kernel.packer(len(extra))(*self.interface.flat(slots), *extra)
-        except struct.error as error:
-            raise self.kernel.misfit(error) from None
-        self._observe(packed, extents, arguments)
-        return self.kernel
-
-    def _second(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel | None:
-        """There is a second run, so there may be many: generate the function."""
-        self.run = self._generate()
-        return self.run(grid, arguments, slots)
-
-    def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
-        interface, kernel = self.interface, self.kernel
-        groups = {index: kind for index, kind in interface.kinds.items() if isinstance(kind, ValueGroup)}
-        if any(index in groups for index, _ in interface.written):
-            stores = "    prepare_stores(arguments)\n"
-        else:
-            stores = "".join(_STORE_ON_CPU.format(index=index) for index, _ in interface.written)
-        names: dict[str, Any] = {
-            **{f"leaves{index}": functools.partial(leaves, kind) for index, kind in groups.items()},
-            "full_grid": full_grid,
-            "tensor_types": TENSOR_TYPES,
-            "array": np.ndarray,
-            "prepare_stores": interface.prepare_stores,
-            "pack": kernel.packer(3),
-            "struct_error": struct.error,
-            "misfit": kernel.misfit,
-            "entering": hooks.launch_enter.calls,
-            "leaving": hooks.launch_exit.calls,
-            "observe": self._observe,
-            "start": self._start,
-            "start_careful": self._start_careful,
-            "kernel": kernel,
-        }
-        slots = "".join(
-            f"*leaves{index}(slots[{index}]), " if index in groups else f"slots[{index}], " for index in interface.kinds
-        )
-        text = _RUN_ON_CPU.format(stores=stores, slots=slots, greatest=GREATEST_EXTENT)
-        exec(compile(text, f"<run of {kernel.name}>", "exec"), names)
-        run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
-        return run
-
-    def _observe(self, packed: bytes, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        """A launch that somebody may watch."""
-        if not (hooks.launch_enter.calls or hooks.launch_exit.calls):
-            self._start_all(packed, grid)
-            return
-        facts = hooks.LaunchFacts({"name": self.kernel.name, "function": self.kernel.address, "stream": 0})
-        if self._describe is not None:
-            named = dict(zip(self.interface.names, arguments, strict=True))
-            facts.add(self._describe, (grid, self.kernel.metadata, named))
-        hooks.launch_enter(facts)
-        self._start_all(packed, grid)
-        hooks.launch_exit(facts)
-
-    def _start_all(self, packed: bytes, grid: tuple[int, int, int]) -> None:
-        total = grid[0] * grid[1] * grid[2]
-        if total > 0:
-            assert self._start is not None
-            if self._start(packed, total):
-                self._start_careful(packed, total)
-
-    def _start_careful(self, packed: bytes, total: int) -> None:
-        """A launch of arrays that overlap in a way that the kernel's loops do not bear."""
-        self._careful(packed, total)
-
-    @cached_property
-    def _careful(self) -> Callable[..., int | None]:
-        return _starter(self.kernel.careful)

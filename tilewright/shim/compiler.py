@@ -138,10 +138,10 @@ class IRSource:
     def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> compiled.CompiledKernel:
         """The compiled kernel."""
         chosen = target.target()
-        binary = backend_of(chosen).compile(self.function, _known(options, chosen))
-        interface = Interface(written_parameters(self.function), ())
-        kernel = launching(chosen.name).kernel
-        return kernel(self.name, chosen, binary, interface, lambda: self.function)
+        backend, interface = backend_of(chosen), Interface(written_parameters(self.function), ())
+        record = backend.options(_known(options, chosen))
+        binary = backend.compile(self.function, record)
+        return launching(chosen.name).kernel(self.name, chosen, binary, record, interface, lambda: self.function)
 
 
 def compile(

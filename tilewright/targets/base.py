@@ -223,8 +223,28 @@ class Target(Protocol):
         ...
 
 
+class CodeOptions(Protocol):
+    """The options of a launch that change a target's code, checked, as one frozen record (`targets/*/options.py`)."""
+
+    @property
+    def key(self) -> str:
+        """What code depends on, as a text."""
+        ...
+
+    @property
+    def line_info(self) -> bool:
+        """Whether code depends on where its source is."""
+        ...
+
+    @property
+    def keep_texts(self) -> bool:
+        """Whether the binary has the texts of all stages."""
+        ...
+
+
 class Backend(Protocol):
-    """What compiles for one target; `registry.backend_of` has the one of each."""
+    """What compiles for one target; `registry.backend_of` has the one of each.  `options` of its methods are the
+    target's record, `CodeOptions`."""
 
     @property
     def target(self) -> Target: ...
@@ -248,14 +268,15 @@ class Backend(Protocol):
         """Import what `compile` needs: once, before processes are forked that compile."""
         ...
 
-    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
-        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content.
-
-        `options` are a launch's, which are checked and made one record of first.
-        """
+    def options(self, given: Mapping[str, Any]) -> CodeOptions:
+        """The record of a launch's options; others change nothing.  Raises `CompilationError` for bad values."""
         ...
 
-    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+    def compile(self, function: Function, options: Any) -> Binary:
+        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
+        ...
+
+    def explain(self, function: Function, options: Any) -> str:
         """What lowering a verified kernel decides, for people: line by line of the source where it is known."""
         ...
 

@@ -30,6 +30,10 @@ class CPUBackend:
         """The target's: LLVM assembles, whose version is in all keys."""
         return self.target.key
 
+    def options(self, given: Mapping[str, Any]) -> CPUOptions:
+        """The record of a launch's options."""
+        return CPUOptions.of_launch(given)
+
     @property
     def graph_passes(self) -> TargetPasses:
         """The table of `graph_passes.py`."""
@@ -41,17 +45,17 @@ class CPUBackend:
         """Import what `compile` needs."""
         import tilewright.targets.cpu.compile  # noqa: F401
 
-    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
+    def compile(self, function: Function, options: CPUOptions) -> Binary:
         """The binary of a verified kernel, of the cache where it is there."""
         from tilewright.targets.cpu.compile import compile_function
 
-        return compile_function(function, self.target, CPUOptions.of_launch(options))
+        return compile_function(function, self.target, options)
 
-    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+    def explain(self, function: Function, options: CPUOptions) -> str:
         """What the lowering of a verified kernel decides, line by line of its source."""
         from tilewright.targets.cpu.pipeline import lower
 
-        return lower(function, self.target, CPUOptions.of_launch(options)).explanation()
+        return lower(function, self.target, options).explanation()
 
     def load(self, key: str) -> Binary | None:
         """The binary of a key from the cache; None when it is not there."""

@@ -39,6 +39,11 @@ class CPUOptions:
         )
 
     @property
+    def line_info(self) -> bool:
+        """Whether code depends on where its source is: it does not."""
+        return False
+
+    @property
     def key(self) -> str:
         """What code depends on, as a text."""
         return repr(replace(self, keep_texts=False))

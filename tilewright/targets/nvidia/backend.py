@@ -27,6 +27,10 @@ class NvidiaBackend:
         """The target's, and who assembles; raises `MissingDependencyError` where there is no assembler."""
         return f"{self.target.key}-{find_assembler().identity}"
 
+    def options(self, given: Mapping[str, Any]) -> NvidiaOptions:
+        """The record of a launch's options."""
+        return NvidiaOptions.of_launch(given)
+
     @property
     def graph_passes(self) -> TargetPasses:
         """The table of `graph_passes.py`."""
@@ -38,17 +42,17 @@ class NvidiaBackend:
         """Import what `compile` needs."""
         import tilewright.targets.nvidia.compile  # noqa: F401
 
-    def compile(self, function: Function, options: Mapping[str, Any]) -> GpuBinary:
+    def compile(self, function: Function, options: NvidiaOptions) -> GpuBinary:
         """The cubin of a verified kernel, of the cache where it is there; raises `CompilationError`."""
         from tilewright.targets.nvidia.compile import compile_function
 
-        return compile_function(function, self.target, NvidiaOptions.of_launch(options))
+        return compile_function(function, self.target, options)
 
-    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+    def explain(self, function: Function, options: NvidiaOptions) -> str:
         """What a kernel takes of a CTA, and the remarks of the compiler and the assembler, one a line."""
         from tilewright.targets.nvidia.compile import explain_function
 
-        return explain_function(function, self.target, NvidiaOptions.of_launch(options))
+        return explain_function(function, self.target, options)
 
     def describe(self, binary: GpuBinary) -> KernelInfo:
         """See `targets.base.DeviceBackend`."""

@@ -68,6 +68,11 @@ class NvidiaOptions:
         )
 
     @property
+    def line_info(self) -> bool:
+        """Whether code depends on where its source is."""
+        return self.assembly.line_info
+
+    @property
     def key(self) -> str:
         """What code depends on, as a text."""
         return repr(replace(self, keep_texts=False))
