@@ -134,3 +134,18 @@ def test_products_without_an_epilogue_are_one_problem(made: dtypes.DType) -> Non
     problem = MatmulProblem(2048, 1024, 512, input=dtypes.int8 if made == dtypes.int8 else made, output=made)
     of_arrays, of_engines = (candidate_configs(replace(problem, epilogue=each), H200) for each in epilogues)
     assert of_arrays == of_engines
+
+
+def test_a_bias_and_an_activation_take_one_multiply_add() -> None:
+    """Of operations on arrays and of engines: the half of the sum that the hardware's form takes comes with the bias."""
+    b = GraphBuilder("layer")
+    x, w = b.input("x", dtypes.bfloat16, (2048, 512)), b.constant(np.ones((512, 1024), dtypes.bfloat16.numpy))
+    bias = b.constant(np.ones(1024, dtypes.bfloat16.numpy))
+    b.output(b.op("gelu", [b.op("add", [b.op("matmul", [x, w]), bias])]))
+    graph = b.finish()
+    (group,) = fuse(graph).groups
+    engine = epilogue_slots(group, graph).rounded(1024).epilogue
+    arrays = EpilogueParts(bias=dtypes.bfloat16, activation="gelu").epilogue
+    for epilogue in (engine, arrays):
+        assert "gelu_of_half(tl.fma(acc, 0.5, 0.5 * " in epilogue.function.source
+    assert engine.cost == arrays.cost
