@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import json
 import subprocess
@@ -211,3 +213,51 @@ def test_the_command_line(folder, monkeypatch):
     assert chat.returncode == 0 and chat.stdout
     missing = run("generate", str(folder / "nothing"), "Once")
     assert missing.returncode == 1 and "config.json" in missing.stderr and "Traceback" not in missing.stderr
+
+
+ODD = [
+    None,
+    "x",
+    -1,
+    10**30,
+    float("nan"),
+    float("inf"),
+    True,
+    [],
+    {},
+    (1, 2),
+    [None],
+    ["a", ""],
+    {1: float("nan")},
+    b"x",
+]
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(SamplingParameters)])
+def test_parameters_of_other_types_are_refused_or_work(model, field):
+    for value in ODD:
+        with contextlib.suppress(InputError):
+            model.generate([1, 2], SamplingParameters(**{"max_tokens": 2, field: value}))
+    assert model.engine.statistics.used_pages == 0
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages", "seconds", "adapter"])
+def test_arguments_of_other_types_are_refused_or_work(model, field):
+    short = SamplingParameters(max_tokens=2)
+    for value in ODD:
+        with contextlib.suppress(InputError, ImportModelError):
+            if field == "messages":
+                model.chat(value, short)
+            else:
+                model.generate(**{"prompt": [1, 2], "parameters": short, field: value})
+    with pytest.raises(InputError, match="expected a number"):
+        model.generate([1], short, seconds=float("nan"))  # which would be no bound
+    with pytest.raises(InputError, match="not bytes"):
+        model.generate(b"x", short)
+
+
+@pytest.mark.parametrize("field", ["dtype", "weights", "target", "adapters", "tokens", "draft"])
+def test_settings_of_other_types_are_refused(folder, field):
+    for value in ([1], {1: 2}, -1, b"x", (1, 2), float("nan")):
+        with pytest.raises((InputError, ImportModelError)):
+            LLM(folder, **{"memory": 1 << 19, field: value})

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 
 import numpy as np
 
@@ -212,6 +213,8 @@ class LLMEngine:
             raise InputError("stop texts need a tokenizer; use stop_tokens")
         matcher = self.matcher(parameters)
         number = 0 if adapter is None else self._adapter(adapter)
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, Real) or seconds != seconds):
+            raise InputError(f"seconds is {str(seconds)[:50]!r}, expected a number")
         salt += f"\0{adapter}" if number else ""  # keys and values are those of the adapter
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         deadline = None if seconds is None else self.clock() + seconds
@@ -235,7 +238,7 @@ class LLMEngine:
     def _adapter(self, name: str) -> int:
         if name not in self.adapters:
             known = f"known are {', '.join(self.adapters)}" if self.adapters else "there are none"
-            raise InputError(f"there is no adapter {name[:100]!r}; {known}")
+            raise InputError(f"there is no adapter {str(name)[:100]!r}; {known}")
         return self.adapters.index(name) + 1
 
     def abort(self, name: str) -> bool:

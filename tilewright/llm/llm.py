@@ -7,7 +7,7 @@ print(llm.generate("Once upon a time", SamplingParameters(max_tokens=50)).comple
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,14 @@ class LLM:
         progress: Callable[[str, str, float], None] | None = None,
     ) -> None:
         self.path = Path(path)
-        if target not in MODELS:
+        if not isinstance(target, str) or target not in MODELS:
             raise InputError(f"target is {target!r}; known are {', '.join(MODELS)}")
         self._opened = MODELS[target]
+        for name, text in (("dtype", dtype), ("weights", weights)):
+            if not isinstance(text, str):
+                raise InputError(f"{name} is {text!r}, expected a text")
+        if adapters is not None and not _are_folders(adapters):
+            raise InputError("adapters takes a mapping of names to folders")
         tokens = TOKENS[target] if tokens is None else tokens
         for name, value in (("memory", memory), ("tokens", tokens), ("sequences", sequences), ("page", page)):
             if type(value) is not int or value < 1:
@@ -173,7 +178,8 @@ class LLM:
         adapters: str | Sequence[str | None] | None = None,
     ) -> list[Output]:
         """The results of prompts, batched, in their order; `parameters` and `adapters`: one, or a list."""
-        names_of = adapters if not isinstance(adapters, (str, type(None))) else [adapters] * len(prompts)
+        several = isinstance(adapters, Sequence) and not isinstance(adapters, str)
+        names_of: Any = adapters if several else [adapters] * len(prompts)
         each = parameters if isinstance(parameters, Sequence) else [parameters] * len(prompts)
         if len(each) != len(prompts) or len(names_of) != len(prompts):
             raise InputError(f"{len(each)} parameters and {len(names_of)} adapters for {len(prompts)} prompts")
@@ -229,8 +235,12 @@ class LLM:
         return self.generate(prompt, parameters, seconds=seconds, adapter=adapter)
 
     def tokens(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt."""
-        return self.text_tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        """The tokens of a prompt; raises `InputError` for what is neither a text nor a list."""
+        if isinstance(prompt, str):
+            return self.text_tokenizer.encode(prompt)
+        if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+            raise InputError(f"a prompt is a text or a list of tokens, not {type(prompt).__name__}")
+        return list(prompt)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
@@ -238,3 +248,10 @@ class LLM:
         if self.tokenizer is None:
             raise self._no_text
         return self.tokenizer
+
+
+def _are_folders(adapters: object) -> bool:
+    """Whether adapters have names, and paths."""
+    if not isinstance(adapters, Mapping):
+        return False
+    return all(isinstance(name, str) and isinstance(path, (str, Path)) for name, path in adapters.items())

@@ -72,15 +72,17 @@ class SamplingParameters:
     def _check_lists(self) -> None:
         if not isinstance(self.structured_output, (StructuredOutput, type(None))):
             raise InputError("structured_output takes a StructuredOutput")
-        stops = self.stop
-        if isinstance(stops, str) or len(stops) > MOST_STOPS or not all(isinstance(one, str) for one in stops):
+        stops, tokens = self.stop, self.stop_tokens
+        if not _is_list(stops) or len(stops) > MOST_STOPS or not all(isinstance(one, str) for one in stops):
             raise InputError(f"stop takes a list of at most {MOST_STOPS} texts")
         if any(not 0 < len(one) <= LONGEST_STOP for one in stops):
             raise InputError(f"a stop text has 1 to {LONGEST_STOP} characters")
-        if len(self.stop_tokens) > MOST_STOP_TOKENS:
-            raise InputError(f"stop_tokens takes at most {MOST_STOP_TOKENS} tokens")
-        if any(type(token) is not int or token < 0 for token in self.stop_tokens):
+        if not _is_list(tokens) or any(type(token) is not int or token < 0 for token in tokens):
             raise InputError("stop_tokens takes a list of token numbers")
+        if len(tokens) > MOST_STOP_TOKENS:
+            raise InputError(f"stop_tokens takes at most {MOST_STOP_TOKENS} tokens")
+        if not isinstance(self.logit_bias, Mapping):
+            raise InputError("logit_bias takes a mapping of token numbers to numbers")
         if len(self.logit_bias) > MOST_BIASES:
             raise InputError(f"logit_bias takes at most {MOST_BIASES} tokens")
         for token, bias in self.logit_bias.items():
@@ -91,6 +93,11 @@ class SamplingParameters:
     def is_greedy(self) -> bool:
         """Whether no random number is drawn."""
         return self.temperature == 0.0
+
+
+def _is_list(value: object) -> bool:
+    """A list or a tuple, say, but no text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 REALS = (  # parameters, with their ranges

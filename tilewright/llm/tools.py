@@ -335,7 +335,12 @@ class _Scanner:
 
 
 def with_objects(messages: Sequence[Any]) -> list[Any]:
-    """Messages whose calls have arguments as objects, which chat templates write themselves."""
+    """Messages whose calls have arguments as objects, which chat templates write themselves.
+
+    Raises `InputError` for what is no list.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise InputError(f"messages are a list of objects with role and content, not {type(messages).__name__}")
     return [_message_with_objects(message) for message in messages]
 
 
