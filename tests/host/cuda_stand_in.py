@@ -23,7 +23,7 @@ from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import run as interpret
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
-from tilewright.passes.grid_axes import SAME_AXES, rename_axes
+from tilewright.passes.grid_axes import rename_axes
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver as drivers
 from tilewright.runtime.cuda import memory, session, staging
@@ -40,6 +40,7 @@ from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.backend import NvidiaBackend
+from tilewright.targets.nvidia.options import NvidiaOptions
 
 Work = Callable[[], None]
 
@@ -215,9 +216,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     records: dict[str, np.ndarray] = {}  # of kernels with loops without a known end
     explicit: dict[str, Function] = {}
 
-    def compile_kernel(backend: NvidiaBackend, function: Function, options: Mapping[str, Any]) -> GpuBinary:
+    def compile_kernel(backend: NvidiaBackend, function: Function, options: NvidiaOptions) -> GpuBinary:
         target = backend.target
-        function = rename_axes(function, options.get("grid_axes", SAME_AXES))
+        function = rename_axes(function, options.grid_axes)
         for operation in function.walk():
             if operation.opcode == "inline_asm":
                 _without_machine_text(operation)
@@ -235,7 +236,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
             records[binary.symbol] = np.zeros(WORDS, np.int64)
         return GpuBinary(
             "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, features=(target.architecture,),
-            warps=int(options.get("num_warps", 4)), warp_threads=target.warp_threads, shared_bytes=0, resources=_NONE,
+            warps=int(options.num_warps or 4), warp_threads=target.warp_threads, shared_bytes=0, resources=_NONE,
         )  # fmt: skip
 
     def launcher(program: Program, device: Device) -> Callable[..., None]:

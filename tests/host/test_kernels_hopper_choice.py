@@ -137,7 +137,7 @@ def test_products_without_an_epilogue_are_one_problem(made: dtypes.DType) -> Non
 
 
 def test_a_bias_and_an_activation_take_one_multiply_add() -> None:
-    """Of operations on arrays and of engines: the half of the sum that the hardware's form takes comes with the bias."""
+    """Of operations on arrays and of engines: half of the sum, which the hardware's form takes, comes with the bias."""
     b = GraphBuilder("layer")
     x, w = b.input("x", dtypes.bfloat16, (2048, 512)), b.constant(np.ones((512, 1024), dtypes.bfloat16.numpy))
     bias = b.constant(np.ones(1024, dtypes.bfloat16.numpy))

@@ -419,7 +419,7 @@ def test_close_configs_of_attention_are_timed_once(
         assert plan.choice.index == max(plan.choice.microseconds) > 0
         assert plan.config is plan.configs[plan.choice.index]
         address, *form = views[3].address, views[3].shape, views[3].strides
-        assert all(found[0] != address and [*found[1:]] == form for found in attended)
+        assert all(found[0] != address and [*found[1:3]] == form for found in attended)
         if attended:
             assert list(plan._scheduled) == [plan.config]
         attended.clear()

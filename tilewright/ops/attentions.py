@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType
@@ -20,7 +18,6 @@ from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.hopper.choice import attention_configs, seconds_of, unsupported
 from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
-from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import quantizing
 from tilewright.library.epilogue_parts import quantized
@@ -28,6 +25,7 @@ from tilewright.measure.choosing import Choice, closest
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls
+from tilewright.ops.launches import Argument, TiledView, bound_launch, tile_type
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -47,11 +45,10 @@ def hopper_configs(problem: AttentionProblem) -> list[AttentionConfig]:
 
 @dataclass(eq=False)
 class _Scheduled:
-    """A config with its kernel, and the schedule of its tiles on the GPU and off it."""
+    """A config with its kernel's start, and the schedule of its tiles."""
 
-    table: np.ndarray
-    array: DeviceArray | None
-    start: Callable[..., Any] | None
+    view: ArrayView
+    start: Callable[[], Callable[..., Any]]
     captured: bool = False  # by a graph, which reads the schedule
 
 
@@ -97,10 +94,15 @@ class AttentionPlan:
             problem, ordinal = self.problem, self.ordinal
             sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
             table = attention_schedule(config, *sizes, self.machine.processors)
-            array = None if ordinal is None else DeviceArray.from_numpy(table, ordinal)
-            start = None if ordinal is None else compiled(config, self.target).start(ordinal)
-            self._scheduled[config] = _Scheduled(table, array, start)
+            array = table if ordinal is None else DeviceArray.from_numpy(table, ordinal)
+            start = partial(self._start, config)
+            self._scheduled[config] = _Scheduled(arrays.view(array, "schedule"), start)
         return self._scheduled[config]
+
+    def _start(self, config: AttentionConfig) -> Callable[..., Any]:
+        """The launcher of a config on the GPU of the plan."""
+        start: Callable[..., Any] = compiled(config, self.target).start(self.ordinal)
+        return start
 
     def _check_portable(self) -> None:
         if self.problem.ragged or self.problem.statistics:
@@ -113,10 +115,10 @@ class AttentionPlan:
             return f"attention: the portable kernel: {self.reason}"
         if self.portions:
             return "\n".join(plan.explain() for plan in self.portions)
-        table = self.scheduled(config).table
+        ctas, tiles = self.scheduled(config).view.shape
         source = {"timed": ", timed", "recorded": ", timed by an earlier program"}
         how = source.get(self.choice.source if self.choice else "", "")
-        return f"attention: {_described(config)}, {len(table)} CTAs with up to {table.shape[1] - 1} tiles{how}"
+        return f"attention: {_described(config)}, {ctas} CTAs with up to {tiles - 1} tiles{how}"
 
     def runner(
         self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, lse: ArrayView | None,
@@ -153,23 +155,20 @@ class AttentionPlan:
         """A call by a config, on q, k, v, out, lse and lengths."""
         q, k, v, out, lse, lengths = views
         assert q is not None and k is not None and v is not None and out is not None
-        problem = self.problem
-        if settings.interpret:
-            statistics, ends = (None if found is None else found.base for found in (lse, lengths))
-            return prepare_attention(
-                config, q.base, k.base, v.base, out.base, statistics, ends, problem.window, scale,
-                processors=self.machine.processors, extra=extra,
-            )  # fmt: skip
-        scheduled = self.scheduled(config)
-        start, schedule, grid = scheduled.start, scheduled.array, len(scheduled.table)
-        assert start is not None and schedule is not None
-        slots: list[Any] = [(found.address, found.shape, found.strides) for found in (q, k, v, out)]
-        slots += [lse.address if lse else out.address, lengths.address if lengths else schedule.address]
-        slots += [schedule.address, scheduled.table.shape[1], problem.queries, problem.keys, problem.heads]
-        slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e), *extra]
-        used = [found for found in views if found is not None]
-        stored = [found.base for found in (out, lse) if found is not None]
-        return calls.bound(start, (grid, 1, 1), slots, used, stored, partial(self._keep_for_graphs, scheduled))
+        problem, scheduled = self.problem, self.scheduled(config)
+        schedule, (ctas, tiles) = scheduled.view, scheduled.view.shape
+        # What the config has not is not read: the schedule stands for it.
+        arguments: list[Argument] = [
+            TiledView(q, "query_block"), TiledView(k, "key_block"), TiledView(v, "key_block"),
+            TiledView(out, "query_block"), lse or schedule, lengths or schedule, schedule, tiles, problem.queries,
+            problem.keys, problem.heads, problem.heads // problem.key_heads, problem.window,
+            scale * math.log2(math.e), *extra,
+        ]  # fmt: skip
+        return bound_launch(
+            hopper_attention, config, scheduled.start, (ctas, 1, 1), arguments,
+            [found for found in views if found is not None], [found for found in (out, lse) if found is not None],
+            partial(self._keep_for_graphs, scheduled),
+        )  # fmt: skip
 
     def _in_portions(
         self, views: tuple[ArrayView | None, ...], scale: float, extra: Sequence[float]
@@ -192,9 +191,8 @@ class AttentionPlan:
     def _keep_for_graphs(self, scheduled: _Scheduled, stream: int) -> None:
         """A graph that captures the launch reads the schedule at every replay, and may outlive this plan."""
         if not scheduled.captured and self.ordinal is not None and arrays.capturing(stream, self.ordinal):
-            assert scheduled.array is not None
             scheduled.captured = True
-            _CAPTURED.append(scheduled.array)
+            _CAPTURED.append(scheduled.view.base)
 
     def _portable(
         self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, scale: float, inverse: Sequence[float]
@@ -240,13 +238,10 @@ def compiled(config: AttentionConfig, target: Target) -> Any:
     """The Hopper kernel of a config for a target."""
     key = (config, target.key)
     if key not in _KERNELS:
-        queries, keys, outs = (
-            f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
-            for block, dtype in ((config.query_block, config.TYPE), (config.key_block, config.TYPE),
-                                 (config.query_block, config.stored))
-        )  # fmt: skip
+        keys = tile_type(config.key_block, config.TYPE)
         types: dict[str, Any] = {
-            "q": queries, "k": keys, "v": keys, "out": outs, "lse": "*f32", "lengths": "*k i32",
+            "q": tile_type(config.query_block, config.TYPE), "k": keys, "v": keys,
+            "out": tile_type(config.query_block, config.stored), "lse": "*f32", "lengths": "*k i32",
             "schedule": "*k i32", "scale": "f32",
             **dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32"),
         }  # fmt: skip

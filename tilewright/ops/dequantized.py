@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import LaunchError
 from tilewright.graph.passes.weight_products import canonical
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
-from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
+from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT
 from tilewright.library import packing
 from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
@@ -28,8 +29,9 @@ from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matm
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
-from tilewright.ops.calls import bound, result_like
+from tilewright.ops.calls import result_like
 from tilewright.ops.choosing import Alternatives, TrialCalls
+from tilewright.ops.launches import TiledView, bound_launch, pointer_types, tile_type
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -218,47 +220,43 @@ def _launch(
     config: DequantizedConfig, *, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
     extra: Sequence[Any], views: Sequence[ArrayView], ordinal: int | None,
 ) -> None:  # fmt: skip
-    rows = (problem.rows, problem.depth)
-    sizes = (problem.rows, problem.columns, problem.depth)
-    zeros = weights.scales if weights.zeros is None else weights.zeros
-    grid = config.grid(problem.rows, problem.columns)
-    if settings.interpret:
-        maps = [TensorDescriptor(x.base, rows, (rows[1], 1), config.x_block)]
-        blocks = (config.codes_block, config.scales_block, config.scales_block)
-        packed = zip((weights.codes, weights.scales, zeros), blocks, strict=True)
-        maps += [TensorDescriptor.from_tensor(array, block) for array, block in packed]
-        given = [entry.base if isinstance(entry, ArrayView) else entry for entry in extra]
-        kernel[grid](*maps, out.base, *sizes, *given, CONFIG=config)
-        return
-    assert ordinal is not None
-    types = tuple(f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32" for entry in extra)
-    key = (config, types, ordinal, problem.aligned)
+    rows = x.changed((problem.rows, problem.depth), (problem.depth, 1))
+    codes, scales = _packed(weights.codes), _packed(weights.scales)
+    zeros = scales if weights.zeros is None else _packed(weights.zeros)
+    arguments = [
+        TiledView(rows, "x_block"), TiledView(codes, "codes_block"), TiledView(scales, "scales_block"),
+        TiledView(zeros, "scales_block"), out, problem.rows, problem.columns, problem.depth, *extra,
+    ]  # fmt: skip
+    start = partial(_start, config, pointer_types(extra), ordinal, problem.aligned)
+    bound_launch(kernel, config, start, config.grid(problem.rows, problem.columns), arguments, views, [out])()
+
+
+def _packed(array: Any) -> ArrayView:
+    """A contiguous array of packed weights, which are on the GPU of the call."""
+    shape, address = tuple(array.shape), array.address if isinstance(array, DeviceArray) else 0
+    return ArrayView(array, address, from_numpy(array.dtype), shape, arrays.packed_strides(shape), None)
+
+
+def _start(config: DequantizedConfig, types: tuple[str, ...], ordinal: int | None, aligned: bool) -> Callable[..., Any]:
+    """The launcher of a config, made once."""
+    key = (config, types, ordinal, aligned)
     if key not in _PREPARED:
         if len(_PREPARED) >= _MOST_DEQUANTIZED:
             _PREPARED.clear()
-        facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if problem.aligned else {}
-        compiled: Any = kernel.compile(
-            kernel_types(config, types), {"CONFIG": config}, facts, target=arrays.target_at(ordinal)
-        )
+        facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if aligned else {}
+        target = arrays.target_at(ordinal)
+        compiled: Any = kernel.compile(kernel_types(config, types), {"CONFIG": config}, facts, target=target)
         _PREPARED[key] = compiled.start(ordinal)
-    slots: list[Any] = [(x.address, rows, (rows[1], 1))]
-    for array in (weights.codes, weights.scales, zeros):
-        slots.append((array.address, array.shape, arrays.packed_strides(array.shape)))
-    slots += [out.address, *sizes, *(entry.address if isinstance(entry, ArrayView) else entry for entry in extra)]
-    bound(_PREPARED[key], grid, slots, views, [out.base])()
+    return _PREPARED[key]
 
 
 def kernel_types(config: DequantizedConfig, operands: tuple[str, ...] = ()) -> dict[str, Any]:
     """Types of the kernel's parameters for a config, and for the types of the epilogue's operands."""
 
-    def tiles(block: tuple[int, ...], element: Any) -> str:
-        return f"tensormap<{'x'.join(map(str, block))}x{element}>"
-
-    scale = config.SCALE.element
     types: dict[str, Any] = {
-        "x": tiles(config.x_block, config.TYPE.element), "w": tiles(config.codes_block, config.CODES.element),
-        "scales": tiles(config.scales_block, scale),
-        "zeros": tiles(config.scales_block, dtypes.uint8 if config.ZEROS else scale),
+        "x": tile_type(config.x_block, config.TYPE), "w": tile_type(config.codes_block, config.CODES),
+        "scales": tile_type(config.scales_block, config.SCALE),
+        "zeros": tile_type(config.scales_block, tl.uint8 if config.ZEROS else config.SCALE),
         "out": f"*{config.OUTPUT.element}", **dict.fromkeys(("M", "N", "K"), "i32"),
     }  # fmt: skip
     return {**types, "extra": operands} if operands else types

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
 from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.ir.core import Parameter
-from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
@@ -33,6 +31,7 @@ from tilewright.measure.choosing import Choice
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls, described
+from tilewright.ops.launches import Argument, TiledView, bound_launch, pointer_types, slots, tile_type
 from tilewright.ops.product_graphs import prepare_strided
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
@@ -195,11 +194,11 @@ def epilogue_of(
     given["rows"], given["columns"], given["inverse_scale"] = rows, columns, inverse[0] if inverse else 1.0
     if kinds.get("scale_a") == "block":
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
-    types = {name: given[name].element if name in given else None for name in ("bias", "residual")}
+    bias, residual = given.get("bias"), given.get("residual")
     in_blocks = kinds.get("scale_a") == "block"
     parts = EpilogueParts(
-        kinds.get("scale_a", ""), kinds.get("scale_b", ""), types["bias"], arguments.get("activation") or "",
-        types["residual"], arguments.get("gate") or "",
+        kinds.get("scale_a", ""), kinds.get("scale_b", ""), bias.element if bias else None, arguments.get("activation") or "",
+        residual.element if residual else None, arguments.get("gate") or "",
         exact=(output.bits > 8 and output != dtypes.bfloat16) or bool(settings.interpret), output=output,
         sums=dtypes.int32 if integers and not in_blocks else dtypes.float32,
     )  # fmt: skip
@@ -267,17 +266,11 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
         obstacle = "the depth is 0"
     problem = MatmulProblem(
         rows, right.shape[2], depth, batches, left.element, output, left_transposed, right_transposed, epilogue,
-        tuple(_operand_type(entry) for entry in extra), bool(arguments.get("weights_ready")),
+        pointer_types(extra), bool(arguments.get("weights_ready")),
         left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle, _aligned(epilogue, extra),
         right=None if right.element == left.element else right.element,
     )  # fmt: skip
     return problem, Operands(left, right, result, extra, parts)
-
-
-def _operand_type(entry: Any) -> str:
-    if isinstance(entry, float):
-        return "f32"
-    return f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32"
 
 
 def _aligned(epilogue: Epilogue, extra: tuple[Any, ...]) -> bool:
@@ -409,45 +402,32 @@ class MatmulPlan:
             return grid
         return (min(grid[0], self.machine.slots(config.cluster)), 1, 1)  # those that are resident at once
 
-    def _slots(self, config: MatmulConfig, operands: Operands) -> list[Any]:
-        """The arguments of a launch, as the launcher takes them."""
+    def _arguments(self, config: MatmulConfig, operands: Operands) -> list[Argument]:
+        """What a launch is given."""
         problem = self.problem
         left, right, out = _map_views(config, operands)
         rounded = problem.input == dtypes.float32
-        slots: list[Any] = [(found.address, found.shape, found.strides, rounded) for found in (left, right)]
-        slots += [(out.address, out.shape, out.strides)] * 2
-        slots += [problem.rows, problem.columns, problem.depth, problem.batches]
-        return slots + [entry.address if isinstance(entry, ArrayView) else entry for entry in operands.extra]
+        return [
+            TiledView(left, "left_block", rounded), TiledView(right, "right_block", rounded),
+            TiledView(out, "out_block"), TiledView(out, "tail_block"), problem.rows, problem.columns, problem.depth,
+            problem.batches, *operands.extra,
+        ]  # fmt: skip
+
+    def _start(self, config: MatmulConfig) -> Any:
+        return self.compiled(config).start(self.ordinal)
 
     def _runner(self, config: MatmulConfig, operands: Operands) -> Callable[[], Any]:
-        problem = self.problem
-        if settings.interpret:
-            left, right, out = _map_views(config, operands)
-            blocks = (
-                (left, config.left_block),
-                (right, config.right_block),
-                (out, config.out_block),
-                (out, config.tail_block),
-            )
-            maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]
-            extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
-            numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
-            grid = self._grid(config)
-            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, CONFIG=config)
-        start = self.compiled(config).start(self.ordinal)
-        slots = self._slots(config, operands)
-        return calls.bound(start, self._grid(config), slots, operands.views, [operands.out.base])
+        return bound_launch(
+            hopper_matmul, config, partial(self._start, config), self._grid(config), self._arguments(config, operands),
+            operands.views, [operands.out],
+        )  # fmt: skip
 
     def _launch_of(self, config: MatmulConfig, operands: Operands) -> timers.Launch:
         """A launch on these arrays, on any stream."""
-        start, grid, slots = (
-            self.compiled(config).start(self.ordinal),
-            self._grid(config),
-            self._slots(config, operands),
-        )
+        start, grid, given = self._start(config), self._grid(config), slots(self._arguments(config, operands))
 
         def launch(stream: int) -> None:
-            start(*grid, stream, *slots)
+            start(*grid, stream, *given)
 
         launch.operands = operands  # type: ignore[attr-defined]
         return launch
@@ -472,9 +452,9 @@ class MatmulPlan:
 def kernel_types(config: MatmulConfig, operands: tuple[str, ...]) -> dict[str, Any]:
     """Types of the Hopper kernel's parameters for a config, and for the types of the epilogue's operands."""
     types: dict[str, Any] = {
-        "a": _map_type(config.left_block, config.INPUT),
-        "b": _map_type(config.right_block, config.RIGHT or config.INPUT),
-        "c": _map_type(config.out_block, config.OUTPUT), "c_tail": _map_type(config.tail_block, config.OUTPUT),
+        "a": tile_type(config.left_block, config.INPUT),
+        "b": tile_type(config.right_block, config.RIGHT or config.INPUT),
+        "c": tile_type(config.out_block, config.OUTPUT), "c_tail": tile_type(config.tail_block, config.OUTPUT),
         **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
     }  # fmt: skip
     return {**types, "extra": operands} if operands else types
@@ -490,10 +470,6 @@ def kernel_facts(problem: MatmulProblem) -> dict[str, Parameter]:
         elif problem.aligned and (kind.startswith("*") or name == "residual_stride"):
             divisors[f"extra_{number}"] = 16 if kind.startswith("*") else 4  # elements of 16 bytes, or more
     return {name: Parameter(name, divisor) for name, divisor in divisors.items() if divisor > 1}
-
-
-def _map_type(block: tuple[int, ...], dtype: tl.dtype) -> str:
-    return f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
 
 
 def _map_views(config: MatmulConfig, operands: Operands) -> tuple[ArrayView, ArrayView, ArrayView]:
