@@ -390,8 +390,8 @@ def whole_numbers(x, out, N: tl.constexpr):
 
 @pytest.mark.parametrize(
     ("source", "target", "form", "corrections"),
-    [("f32", "i32", "s32.f32", 0), ("f32", "u32", "u32.f32", 0), ("f32", "i8", "sat.s8.f32", 0),
-     ("f32", "u8", "sat.u8.f32", 0), ("f32", "i64", "s64.f32", 2), ("f64", "u32", "u32.f64", 2)],
+    [("f32", "i32", "s32.f32", 0), ("f32", "u32", "u32.f32", 0), ("f32", "i64", "s64.f32", 2),
+     ("f64", "u32", "u32.f64", 2)],
 )  # fmt: skip
 def test_floats_to_integers_by_the_instruction_that_saturates(source, target, form, corrections):
     types = {"x": f"*{source}", "out": f"*{target}"}
@@ -399,6 +399,15 @@ def test_floats_to_integers_by_the_instruction_that_saturates(source, target, fo
     assert count(r"cvt\.rzi\." + re.escape(form), assembly.ptx) == 4
     # NaN to 0 takes a test and a choice where the instruction gives another number.
     assert count(r"\b(setp\.nan|selp\.b64|selp\.b32|min\.[su]32|max\.s32)", assembly.ptx) == 4 * corrections
+
+
+@pytest.mark.parametrize(("target", "form"), [("i8", "s8"), ("u8", "u8")])
+def test_two_floats_become_two_bytes_by_what_ptxas_makes_one_instruction(target, form):
+    types = {"x": "*f32", "out": f"*{target}"}
+    _, assembly = built(traced(whole_numbers, types, {"N": 512}), "sm_90a")
+    assert count(rf"cvt\.pack\.sat\.{form}\.s32\.b32", assembly.ptx) == 2
+    assert count(r"cvt\.rzi\.s32\.f32", assembly.ptx) == 4
+    assert not count(r"\b(setp\.nan|selp\.b32|min\.[su]32|max\.s32)", assembly.ptx)
 
 
 @tilewright.jit

@@ -7,9 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.device.plain_support import run_both
+import tilewright
+import tilewright.language as tl
+from tests.device.plain_support import run_both, run_on_gpu, traced
 from tests.elementwise_kernels import binary, unary
+from tilewright.graph import semantics as compute
 from tilewright.language.extra import libdevice
+from tilewright.library import activations
 
 ROUNDED = (
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "cos", "cosh", "cospi", "cyl_bessel_i0",
@@ -97,3 +101,38 @@ def test_functions_of_two_numbers(name, dtype, rng):
     if name in ("fmax", "fmin"):  # of zeros of both signs they give either
         wanted, result = wanted + 0, result + 0
     assert wanted.tobytes() == result.tobytes()
+
+
+def exact_activation(name, x):
+    if name.startswith("gelu"):
+        return compute.gelu([x], {"approximate": "tanh" if name == "gelu_tanh" else "none"})
+    return (x if name == "silu" else 1.0) / (1 + np.exp(-x))
+
+
+@pytest.mark.capability(8)
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "sigmoid"])
+@pytest.mark.parametrize("factor", [0.0, 1e-3, 91.5])
+def test_activations_of_rounded_results(name, factor, rng):
+    """By the tanh of the hardware, of half the argument, and of all of it times a factor: within 4e-4 of the argument,
+    over all arguments."""
+    magnitudes = np.concatenate([np.geomspace(1e-8, 1e4, 2000), np.linspace(0, 12, 2096)])
+    x = np.concatenate([magnitudes, -magnitudes]).astype(np.float32)
+    function = activations.ACTIVATIONS[name].of_half if factor == 0.0 else activations.ACTIVATIONS[name].scaled
+
+    @tilewright.jit
+    def apply(x, out, N: tl.constexpr):
+        i = tl.arange(0, N)
+        value = tl.load(x + i)
+        if factor == 0.0:
+            tl.store(out + i, function(0.5 * value))
+        else:
+            tl.store(out + i, function(value, factor))
+
+    arguments = {"x": x, "out": np.zeros_like(x)}
+    found = run_on_gpu(traced(apply, arguments, {"N": x.size}), list(arguments.values()))[1].astype(np.float64)
+    scale = factor or 1.0
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        exact = scale * exact_activation(name, wide)
+    allowed = 4e-4 * scale * (np.ones_like(wide) if name == "sigmoid" else np.abs(wide)) + 1e-7 * np.abs(exact)
+    assert np.all(np.abs(found - exact) <= allowed), np.max(np.abs(found - exact) / allowed)

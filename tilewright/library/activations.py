@@ -58,12 +58,49 @@ def _of_whole(of_half):
     return activation
 
 
-def _forms(found):
-    """Both forms of activations by name, where there is one of half the argument."""
-    halves = {name: function for name, function in found.items() if function}
-    return {name: _of_whole(function) for name, function in halves.items()} | {
-        f"{name}_of_half": function for name, function in halves.items()
+def _scaled(of_half):
+    @tilewright.jit
+    def activation(x, factor):
+        return of_half(0.5 * x) * factor
+
+    return activation
+
+
+def _forms(found, scaled):
+    """The forms of activations by name: of all of the argument, of half of it, and times a factor."""
+    return {
+        **{name: _of_whole(function) for name, function in found.items()},
+        **{f"{name}_of_half": function for name, function in found.items()},
+        **{f"{name}_scaled": function for name, function in scaled.items()},
     }
+
+
+# The same times a constant, of the whole argument: x (f/2 + f/2 tanh) is a multiply-add and a product, of which the
+# latter takes what is added next.
+
+
+@tilewright.jit
+def gelu_scaled(x, factor):
+    """gelu(x) factor, as exact as `gelu_of_half`."""
+    return x * tl.fma(hardware_tanh(x * tl.fma(x * x, 0.03528206, 0.79880142)), 0.5 * factor, 0.5 * factor)
+
+
+@tilewright.jit
+def gelu_tanh_scaled(x, factor):
+    """gelu_tanh(x) factor, as exact as `gelu_tanh_of_half`."""
+    return x * tl.fma(hardware_tanh(x * tl.fma(x * x, 0.0356774081, 0.7978845608)), 0.5 * factor, 0.5 * factor)
+
+
+@tilewright.jit
+def silu_scaled(x, factor):
+    """silu(x) factor, as exact as `silu_of_half`."""
+    return x * tl.fma(hardware_tanh(0.5 * x), 0.5 * factor, 0.5 * factor)
+
+
+@tilewright.jit
+def sigmoid_scaled(x, factor):
+    """sigmoid(x) factor, as exact as `sigmoid_of_half`."""
+    return tl.fma(hardware_tanh(0.5 * x), 0.5 * factor, 0.5 * factor)
 
 
 @tilewright.jit
@@ -90,21 +127,29 @@ class Activation:
     op: str
     of_half: SourceFunction | None = None
     of_half_float16: SourceFunction | None = None
+    scaled: SourceFunction | None = None  # of the argument and a factor, as exact as `of_half`
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(relu, "relu"),
-    "gelu": Activation(functions.gelu, "gelu", gelu_of_half, gelu_of_half_float16),
-    "gelu_tanh": Activation(functions.gelu_tanh, "gelu", gelu_tanh_of_half, gelu_tanh_of_half, {"approximate": "tanh"}),
-    "silu": Activation(functions.silu, "silu", silu_of_half, silu_of_half),
-    "sigmoid": Activation(functions.sigmoid, "sigmoid", sigmoid_of_half, sigmoid_of_half),
+    "gelu": Activation(functions.gelu, "gelu", gelu_of_half, gelu_of_half_float16, gelu_scaled),
+    "gelu_tanh": Activation(
+        functions.gelu_tanh, "gelu", gelu_tanh_of_half, gelu_tanh_of_half, gelu_tanh_scaled, {"approximate": "tanh"}
+    ),
+    "silu": Activation(functions.silu, "silu", silu_of_half, silu_of_half, silu_scaled),
+    "sigmoid": Activation(functions.sigmoid, "sigmoid", sigmoid_of_half, sigmoid_of_half, sigmoid_scaled),
 }
 
 # Those that are as exact as results of a type can tell, by the names of the functions that they stand for; with
-# `_of_half` after these, of half the argument.
+# `_of_half` after these of half the argument, with `_scaled` times a factor.
+_HARDWARE = {name: each for name, each in ACTIVATIONS.items() if each.of_half}
+_PRECISE = {name: each.of_half_float16 for name, each in _HARDWARE.items()}
 ROUNDED: dict[DType, dict[str, SourceFunction]] = {
-    bfloat16: _forms({name: each.of_half for name, each in ACTIVATIONS.items()}),
-    float16: _forms({name: each.of_half_float16 for name, each in ACTIVATIONS.items()}),
+    bfloat16: _forms(
+        {name: each.of_half for name, each in _HARDWARE.items()},
+        {name: each.scaled for name, each in _HARDWARE.items()},
+    ),
+    float16: _forms(_PRECISE, {name: _scaled(function) for name, function in _PRECISE.items()}),
 }
 ROUNDED |= {dtype: ROUNDED[bfloat16] for dtype in (int8, uint8, float8e4nv, float8e5)}

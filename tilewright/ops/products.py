@@ -197,8 +197,8 @@ def epilogue_of(
     bias, residual = given.get("bias"), given.get("residual")
     in_blocks = kinds.get("scale_a") == "block"
     parts = EpilogueParts(
-        kinds.get("scale_a", ""), kinds.get("scale_b", ""), bias.element if bias else None, arguments.get("activation") or "",
-        residual.element if residual else None, arguments.get("gate") or "",
+        kinds.get("scale_a", ""), kinds.get("scale_b", ""), bias.element if bias else None,
+        arguments.get("activation") or "", residual.element if residual else None, arguments.get("gate") or "",
         exact=(output.bits > 8 and output != dtypes.bfloat16) or bool(settings.interpret), output=output,
         sums=dtypes.int32 if integers and not in_blocks else dtypes.float32,
     )  # fmt: skip

@@ -143,9 +143,9 @@ def _rounded_activations(dtype: DType | None) -> Mapping[str, Any]:
     return ROUNDED.get(dtype, {}) if dtype is not None and not settings.interpret else {}
 
 
-def forms_of_half(dtype: DType | None) -> frozenset[str]:
-    """Activations ``f`` for results of a type that have a form ``f_of_half``, of half the argument, for sources."""
-    suffix = "_of_half"
+def forms_of(dtype: DType | None, suffix: str) -> frozenset[str]:
+    """Activations ``f`` for results of a type that have a form ``f_of_half``, of half the argument, or ``f_scaled``,
+    times a second one, for sources."""
     return frozenset(name.removesuffix(suffix) for name in _rounded_activations(dtype) if name.endswith(suffix))
 
 

@@ -17,7 +17,7 @@ from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.generate import (
     chain_name,
     decompose,
-    forms_of_half,
+    forms_of,
     function_from_source,
     names_of,
     source_text,
@@ -163,7 +163,9 @@ def _written(
     writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, rows, columns)
     writer.rounds_once = rounded and value.dtype.bits <= 16 and not results
     writer.rounds_before_widening = bool(results)  # a single result has no second form to agree with
-    writer.of_half = forms_of_half(value.dtype if rounded else None)
+    stored = value.dtype if rounded else None
+    writer.of_half = forms_of(stored, "_of_half")
+    writer.scaled = forms_of(stored, "_scaled") if writer.rounds_once else frozenset()
     writer.give(anchor, "acc")
     for number in chain.numbers:
         writer.give(number, extra.scalar(number))

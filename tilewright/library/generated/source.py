@@ -242,6 +242,7 @@ class Writer:
         self.rounds_before_widening = True  # what is stored in more bits than it was computed for
         self.limits: Mapping[str, Size] = {}
         self.of_half: frozenset[str] = frozenset()  # activations of which there is a form of half the argument
+        self.scaled: frozenset[str] = frozenset()  # those of which there is one with a factor
 
     def give(self, value: Value, text: str) -> None:
         """Name a value that the surrounding kernel computed."""
@@ -440,6 +441,9 @@ class Writer:
         halved = self._of_half(item)
         if halved is not None:
             return halved
+        scaled = self._scaled(item)
+        if scaled is not None:
+            return scaled
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
@@ -467,6 +471,22 @@ class Writer:
         indices = expression_indices([item], self.tracer)
         given = any(isinstance(part, Given) for part in walk(item))
         return not given and self._follows(indices, "column") and not self._follows(indices, "row")
+
+    def _scaled(self, item: ElementwiseOperation) -> str | None:
+        """An activation times a constant by its form that has the factor."""
+        for factor, source in (
+            (item.operands, item.operands[::-1]) if self.scaled and item.node.op == "multiply" else ()
+        ):
+            while isinstance(source, ElementwiseOperation) and source.node.op == "cast" and source.dtype.is_float:
+                source = source.operands[0]
+            if not (isinstance(factor, Literal) and isinstance(source, ElementwiseOperation)):
+                continue
+            name = expression(source.node).removesuffix("({0})")
+            if name in self.scaled and id(source) not in self._texts:
+                self.work[source.node.op] += 1
+                text = f"{name}_scaled({self.typed(source.operands[0])}, {self.write(factor)})"
+                return self.define("v", text, f"{source.node.op}, multiply")
+        return None
 
     def _operand(self, item: Expression) -> str:
         text = self.write(item)

@@ -30,6 +30,9 @@ _TURN = 300.0  # until products of another warpgroup follow (assumed)
 _STAGE = 300.0  # at least, for the copies and barriers of one
 _NEXT = 1920.0  # that an SM loads nothing, between two CTAs of one tile each (of 7 and 30 waves)
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
+_STAGED_SUMS = 128  # of a thread, whose results all wait in registers …
+_REGISTERS, _ADDRESSES = 240, 8  # … of which it has so many, and these for other things
+_ALONE = 1.12  # times the estimate of a cluster that may be that of CTAs without one
 Ranked = tuple[MatmulConfig, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulConfig], MatmulConfig | None]
 
@@ -119,8 +122,11 @@ def candidate_configs(problem: MatmulProblem, machine: Machine) -> list[MatmulCo
 
 def completed(config: MatmulConfig, problem: MatmulProblem) -> MatmulConfig:
     """The config with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
+    whole = staged_whole(config, problem)
     many = (config.PING_PONG and config.BM * config.BN > _MANY_SUMS) or config.OUTPUT.itemsize == 1
-    if many and not problem.cost.bare:
+    if whole is not None:
+        config = whole
+    elif many and not problem.cost.bare:
         config = config._replace(STORED=64)
     if config.SPLIT > 1 or config.PING_PONG:
         return filled(config)
@@ -128,6 +134,23 @@ def completed(config: MatmulConfig, problem: MatmulProblem) -> MatmulConfig:
     config = filled(config._replace(SINGLE=problem.rows <= ONE_WAVE_ROWS))
     apart = problem.cost.instructions > 0 and config.CONSUMERS == 2 and config.STAGES >= 4 and not config.SINGLE
     return config._replace(LAG=2 if apart else 0)
+
+
+def staged_whole(config: MatmulConfig, problem: MatmulProblem) -> MatmulConfig | None:
+    """The config with a tile's results staged all at once, which takes up to 8 percent less (8192 rows, depths of 768
+    and 3072); None where registers have no room for all sums and what their columns load, or shared memory only in
+    place of a stage, which is worth more."""
+    cost, sums = problem.cost, config.rows * config.BN // 128
+    most = (config.registers[1] or _REGISTERS) - _ADDRESSES
+    if sums > _STAGED_SUMS or sums + cost.column_loads * config.BN // 4 > most:
+        return None
+    if cost.bare or cost.element_loads or cost.gated or cost.blocks or config.SPLIT > 1:
+        return None
+    if problem.rows <= ONE_WAVE_ROWS:
+        return None
+    whole = config._replace(WHOLE=True)
+    whole = filled(whole._replace(BUFFERS=whole.pieces))
+    return whole if not whole.tail and whole.STAGES >= filled(config).STAGES and is_possible(whole) else None
 
 
 @lru_cache(maxsize=8192)  # the same configs come up for each number of rows
@@ -179,7 +202,8 @@ def finished(config: MatmulConfig, problem: MatmulProblem, **functions: Any) -> 
     if cost.gated and (config.SPLIT > 1 or config.BN % 16):
         return None
     # Of operands for each column, few registers hold many; those of each element are as many as the sums.
-    together = cost.column_loads and not (cost.element_loads or cost.gated or many) and config.SPLIT == 1
+    together = cost.column_loads and not (cost.element_loads or cost.gated or many or config.WHOLE)
+    together = together and config.SPLIT == 1
     together = together and config.OUTPUT.itemsize > 1  # of whose elements a row of the swizzle has twice as many
     config = config._replace(TOGETHER=2 if together else 1, **functions)
     several = (config._replace(STAGES=stages) for stages in range(config.STAGES, 1, -1))
@@ -212,8 +236,7 @@ def close_configs(
 
     Two of a tile, four of a number of rows (two of those that split the depth as often): equals by the estimate differ
     in how they share and walk operands.  The tile of 128 x 256 moves least for what it computes, which keeps the clock
-    up; it comes first within 3 percent.  Ping-pong configs come after the others, three tiles that
-    load least for what they compute.
+    up; it comes first within 3 percent.  Ping-pong configs come after the others.
     """
     everything = ranked_configs(problem, machine, finish)
     ranked = [entry for entry in everything if not entry[0].PING_PONG]
@@ -236,18 +259,18 @@ def close_configs(
 
 
 def _ping_pong(ranked: Sequence[Ranked], count: int = 3) -> list[Ranked]:
-    """The ping-pong configs that are worth timing: two of a number of rows, one of a tile."""
+    """The ping-pong configs that are worth timing: those of the first tiles, two of a number of rows.
 
-    def loaded(entry: Ranked) -> float:  # rows and columns for each element of a tile
-        config = entry[0]
-        return (config.BM / config.SHARE_A + config.BN / config.SHARE_B) / (config.BM * config.BN)
-
+    Of a tile it is the one that shares least, unless the estimate is against it: a cluster costs up to 6 percent that
+    are not counted (products of 8192 rows in 8 and 16 bits).
+    """
     found = [entry for entry in ranked if entry[0].PING_PONG]
     chosen: list[Ranked] = []
     tiles: Counter[Any] = Counter()
-    for entry in sorted((each for each in found if each[1] <= 1.08 * found[0][1]), key=loaded):
-        tile = entry[0].BM, entry[0].BN
+    for first, seconds in found:
+        tile = first.BM, first.BN
         if len(chosen) < count and tiles[tile[0]] < 2 and not tiles[tile]:
+            alike = [each for each, own in found if (each.BM, each.BN) == tile and own <= _ALONE * seconds]
             tiles.update((tile[0], tile))
-            chosen.append(entry)
+            chosen.append((min(alike, key=lambda config: config.cluster), seconds))
     return chosen

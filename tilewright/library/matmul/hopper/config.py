@@ -59,6 +59,7 @@ class MatmulConfig(NamedTuple):
     GATE: Any = None  # (left, right) -> value: columns 16 i + j and 16 i + 8 + j of the sums give column 8 i + j of C
     EPILOGUE: Any = identity
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
+    WHOLE: bool = False  # a tile's results are staged all at once
     STORED: int = ATOM  # bytes of a row of results that are stored at once, 128 or 64: fewer need fewer registers
 
     @property
@@ -163,6 +164,11 @@ class MatmulConfig(NamedTuple):
     def chunk(self) -> int:
         """Columns that a consumer stores at once: a row of the swizzle."""
         return int(min(self.out_columns, self.STORED // self.OUTPUT.itemsize))
+
+    @property
+    def pieces(self) -> int:
+        """Stores of a consumer's part of a tile."""
+        return self.rows // 64 * -(-self.out_columns // self.chunk)
 
     @property
     def tail(self) -> int:
@@ -319,6 +325,10 @@ class MatmulConfig(NamedTuple):
             (
                 not self.FLIGHT or (self.DEPENDENT and self.CONSUMERS == 1),
                 "FLIGHT is for dependent products by one consumer",
+            ),
+            (
+                not self.WHOLE or (self.BUFFERS == self.pieces and not self.tail and not self.GATE and not self.single),
+                "a tile that is staged at once has room for it, whole chunks, no gate, and others after it",
             ),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
             (self.NORM is None or normed, "NORM is for up to 32 rows of 16 bits, a power of two of A_ROWS, unpromoted"),

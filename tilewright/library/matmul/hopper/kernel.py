@@ -334,6 +334,15 @@ def store_chunk(value, target, out, batch, row, column, OUTSTANDING: tl.constexp
 
 @tilewright.jit
 def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG: tl.constexpr):
+    """The epilogue of a tile, at once or in chunks."""
+    if CONFIG.WHOLE:
+        store_whole(total, c, outs, copy, place, M, N, extra, CONFIG)
+    else:
+        store_chunks(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG)
+
+
+@tilewright.jit
+def store_chunks(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG: tl.constexpr):
     """The epilogue of a tile, 64 rows and one row of the swizzle at a time."""
     CHUNKS: tl.constexpr = tl.cdiv(CONFIG.out_columns, CONFIG.chunk)
     WIDER: tl.constexpr = CONFIG.BN // CONFIG.out_columns  # sums for one result
@@ -359,6 +368,29 @@ def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG: 
                 store_chunk(value, c, out, batch, row, column, STORE[1], CONFIG.BATCHED)
             else:
                 store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], CONFIG.BATCHED)
+
+
+@tilewright.jit
+def store_whole(total, c, outs, copy, place, M, N, extra, CONFIG: tl.constexpr):
+    """The epilogue of a tile at once, whose chunks have staging tiles of their own: threads wait for each other once
+    before they write there and once after, and what columns have is loaded once for all rows."""
+    CHUNKS: tl.constexpr = CONFIG.BN // CONFIG.chunk
+    batch, row, column = place
+    tx.tma_wait(read=True)
+    tx.group_sync()
+    results = finished(total, batch, row, column, M, N, extra, CONFIG)
+    for number in tl.static_range(CONFIG.rows // 64 * CHUNKS):
+        rows = tx.block_slice(results, 0, number // CHUNKS * 64, 64)
+        value = tx.block_slice(rows, 1, number % CHUNKS * CONFIG.chunk, CONFIG.chunk)
+        outs[number * CONFIG.CONSUMERS + copy].store(value)
+    tx.fence_async()
+    tx.group_sync()
+    for number in tl.static_range(CONFIG.rows // 64 * CHUNKS):
+        place = (row + number // CHUNKS * 64, column + number % CHUNKS * CONFIG.chunk)
+        if CONFIG.BATCHED:
+            place = (batch, place[0], place[1])
+        tx.tma_store(c, place, outs[number * CONFIG.CONSUMERS + copy])
+    tx.tma_commit()
 
 
 @tilewright.jit
