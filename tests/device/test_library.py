@@ -153,6 +153,23 @@ def test_convolutions_of_integers(torch: Any, channels: int, size: int, seed: in
     assert (result.double() - wanted).abs().max() <= 1
 
 
+@pytest.mark.parametrize("kinds", [("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "float8_e4m3fn")])
+@pytest.mark.parametrize(("channels", "size"), [(64, 3), (64, 1), (256, 3), (20, 3)])
+def test_convolutions_of_8_bit_floats(torch: Any, kinds: tuple[str, str], channels: int, size: int, seed: int) -> None:
+    """Tensor cores of Hopper cut each product to about 14 bits of the largest of its instruction."""
+    x = normal(torch, seed, 2, 14, 14, channels, dtype=getattr(torch, kinds[0]))
+    w = normal(torch, seed + 1, 96, channels, size, size, dtype=getattr(torch, kinds[1]))
+    y = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2).double(), w.double(), padding=size // 2).permute(0, 2, 3, 1)
+    result = ops.conv2d(x, w, padding=size // 2)
+    assert result.dtype == torch.float32 and relative(result, y) < 1e-3
+    scales, bias = torch.rand(96, device="cuda") + 0.5, normal(torch, seed, 96, dtype=torch.float32)
+    given = {"scale_w": scales, "activation": "relu", "padding": size // 2}
+    wanted = (y * scales.double() + bias.double()).relu()
+    close(torch, ops.conv2d(x, w, bias, **given, out_dtype=torch.bfloat16), wanted)
+    stored = ops.conv2d(x, w, bias, **given, out_dtype=torch.float8_e4m3fn, out_scale=0.5)
+    assert relative(stored, wanted / 0.5) < 0.03
+
+
 def test_attention_by_the_kernels_of_engines(torch: Any, seed: int) -> None:
     """Rows that are no multiples of 16 bytes apart: windows, soft caps and results of 8 bits are there, too."""
     packed = normal(torch, seed, 2, 130, 3, 4, 68)[..., :64]

@@ -3,14 +3,16 @@ activation and the next quantization in the product's kernel."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.host import cuda_stand_in
 from tests.quantized_layers import Case, check, drawn, expected, layer_of
 from tilewright.build.builder import build
-from tilewright.dtypes import float8e4nv, float8e5, float16, float32, int8, int32, uint8
+from tilewright.dtypes import DType, float8e4nv, float8e5, float16, float32, int8, int32, uint8
 from tilewright.graph import reference
+from tilewright.graph import semantics as compute
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.merge_matmuls import merge_matmuls
@@ -81,6 +83,48 @@ def test_drawn_convolutions(seed: int, driver, rng: np.random.Generator) -> None
         np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2.0**-10, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_convolutions_of_8_bit_floats(seed: int, driver, rng: np.random.Generator) -> None:
+    """Images by taps of either type, with padding, strides, dilation, bias, a residual and the next quantization."""
+    draw = np.random.default_rng(seed)
+
+    def one(*options):
+        return options[draw.integers(len(options))]
+
+    kind, taps_kind, stored = one(float8e4nv, float8e5), one(float8e4nv, float8e5), one(float8e4nv, float8e5, float16)
+    channels, features, size = one(16, 32, 48, 20, 80), one(16, 32, 40, 96), one(1, 3)
+    stride, pad, dilation = one(1, 2), one(0, size // 2), one(1, size // 2 + 1)
+    b = GraphBuilder("convolution")
+    images = b.symbol("images", 1, 4) if one(True, False) else 2
+    x = b.input("x", kind, (images, channels, 9, 7))
+    read = b.op("multiply", [b.op("cast", [x], dtype=float32), b.constant(np.float32(0.02))])
+    taps = draw.standard_normal((features, channels, size, size)).astype(taps_kind.numpy)
+    scales = b.constant(draw.uniform(0.1, 0.3, (features, 1, 1, 1)).astype(np.float32))
+    inputs = [read, b.op("multiply", [b.op("cast", [b.constant(taps)], dtype=float32), scales])]
+    if one(True, False):
+        inputs.append(b.constant(draw.standard_normal(features).astype(np.float32)))
+    y = b.op("conv", inputs, strides=(stride, stride), padding=((pad, pad), (pad, pad)), dilation=(dilation, dilation))
+    given = {"x": (8 * draw.standard_normal((2, channels, 9, 7))).astype(kind.numpy)}
+    if one(True, False):
+        shape = (2, *y.shape[1:])
+        y = b.op("add", [y, b.op("cast", [b.input("r", float16, y.shape)], dtype=float32)])
+        given["r"] = draw.standard_normal(shape).astype(np.float16)
+    y = b.op("relu", [y])
+    if stored.bits == 8:
+        limit = float(ml_dtypes.finfo(stored.numpy).max)
+        y = b.op("clip", [b.op("multiply", [y, b.constant(np.float32(50.0))])], low=-limit, high=limit)
+    b.output(b.op("cast", [y], dtype=stored), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    names = [step.evidence.get("chosen", "") for step in engine.plan.steps]
+    assert any("hopper" in name for name in names) == (channels % 16 == 0), names
+    found, exact = np.asarray(engine.run(given)["y"]).astype(np.float64), reference.run(graph, given)["y"]
+    exact = exact.astype(np.float64)
+    bits = {float8e4nv: 3, float8e5: 2, float16: 10}[stored]
+    steps = np.abs(found - exact) / (np.maximum(np.abs(exact), 2.0**-6) * 2.0**-bits)
+    assert steps.max() <= 0.51
+
+
 @pytest.mark.parametrize("scheme", ["fp8-dynamic", "int8-dynamic", "int8"])
 def test_norms_quantize_what_they_give(scheme: str, driver, rng: np.random.Generator) -> None:
     """A norm that a sum reads, too, and its quantization are one kernel; the product and that sum the other."""
@@ -147,3 +191,39 @@ def test_rewritten_products_keep_the_type_of_their_sums(rng: np.random.Generator
         b.output(b.op("reshape", [product], shape=(4, 8, 48)), f"y{number}")
     found = merge_matmuls(canonicalize(b.finish()))
     assert {node.output.dtype for node in found.nodes if node.op == "matmul"} == {float32, int32}
+
+
+@pytest.mark.parametrize("stored", [uint8, int8, float8e4nv, float8e5], ids=str)
+@pytest.mark.parametrize("largest", [0.02, 3.0])
+@pytest.mark.parametrize("op", ["gelu", "gelu_tanh", "silu", "sigmoid"])
+def test_activations_of_products_of_8_bits(op: str, largest: float, stored: DType, driver, rng) -> None:
+    """One function with the factor that quantizes; with an exact tanh, errors are those of a polynomial, and of one
+    rounding to the stored type."""
+    limits = np.iinfo(stored.numpy) if stored.is_integer else ml_dtypes.finfo(stored.numpy)
+    low, high = float(limits.min), float(limits.max)
+    factor, kind = np.float32(high / largest), float8e4nv if stored.is_float else int8
+    scales = np.geomspace(1e-3, 0.03, 48).astype(np.float32)
+    given = {"x": rng.integers(-9, 10, (70, 32)).astype(kind.numpy)}
+    b = GraphBuilder(op)
+    weights = rng.integers(-9, 10, (48, 32)).astype(kind.numpy)
+    sums = b.op("matmul", [b.input("x", kind, (70, 32)), b.constant(weights)], transpose_b=True,
+                dtype=float32 if stored.is_float else int32)  # fmt: skip
+    y = b.op("multiply", [b.op("cast", [sums], dtype=float32), b.constant(scales)])
+    name, _, form = op.partition("_")
+    y = b.op(name, [b.op("cast", [y], dtype=float16)], **({"approximate": form} if form else {}))
+    y = b.op("multiply", [b.op("cast", [y], dtype=float32), b.constant(factor)])
+    y = b.op("round", [y]) if stored.is_integer else y
+    b.output(b.op("cast", [b.op("clip", [y], low=low, high=high)], dtype=stored), "y")
+    engine = build(b.finish(), "cuda:sm_90a")
+    (step,) = engine.plan.steps
+    assert step.evidence["chosen"] == "hopper matmul"
+    found = np.asarray(engine.run(given)["y"]).astype(np.float64)
+    x = given["x"].astype(np.float64) @ weights.astype(np.float64).T * scales
+    activation = {"silu": lambda x: x / (1 + np.exp(-x)), "sigmoid": lambda x: 1 / (1 + np.exp(-x))}.get(
+        name, lambda x: compute.gelu([x], {"approximate": form or "none"})
+    )
+    exact = np.clip(activation(x) * np.float64(factor), low, high)
+    bits = 4 if stored == float8e4nv else 3
+    rounding = 0.5 if stored.is_integer else np.maximum(np.abs(exact) * 2.0**-bits, float(limits.smallest_subnormal))
+    allowed = 1.5e-4 * np.abs(x) if op == "gelu" else 1e-6 * np.abs(x) + 1e-6
+    assert np.all(np.abs(found - exact) <= rounding + float(factor) * allowed + 1e-4)

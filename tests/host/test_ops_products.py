@@ -248,6 +248,34 @@ def test_convolutions_of_integers(
     assert stored.dtype == np.uint8 and np.abs(wide(stored) - np.clip(y / 0.1, 0, 255)).max() <= 0.51
 
 
+@pytest.mark.parametrize("kinds", [(FP8, FP8), (FP8_WIDE, FP8), (FP8, FP8_WIDE)], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "features", "size", "stride", "groups"),
+    [(32, 48, 3, 1, 1), (16, 32, 1, 1, 1), (12, 20, 3, 2, 1), (20, 24, 1, 2, 1), (16, 32, 3, 1, 2), (8, 8, 3, 1, 8)],
+)
+def test_convolutions_of_8_bit_floats(
+    kinds: Any, channels: int, features: int, size: int, stride: int, groups: int, rng: np.random.Generator
+) -> None:
+    """The same of 8-bit floats of both kinds, with sums in float32."""
+    x = normal(rng, 2, 9, 7, channels, dtype=kinds[0])
+    w = normal(rng, features, channels // groups, size, size, dtype=kinds[1])
+    form = {"stride": stride, "padding": size // 2, "groups": groups}
+    sums = convolved(x, w, stride, size // 2, groups)
+    found = ops.conv2d(x, w, **form)
+    assert found.dtype == np.float32
+    check(found, sums, 1e-5)
+    scale_x, scale_w = np.full(1, 0.3, np.float32), rng.uniform(0.1, 0.2, features).astype(np.float32)
+    bias, residual = normal(rng, features, dtype=np.float32), normal(rng, *sums.shape)
+    y = np.maximum(sums * wide(scale_x) * scale_w + bias + wide(residual), 0)
+    given = {"scale_x": scale_x, "scale_w": scale_w, "residual": residual, "activation": "relu", **form}
+    check(ops.conv2d(x, w, bias, **given, out_dtype=BF16), y)
+    stored = ops.conv2d(x, w, bias, **given, out_dtype=kinds[0], out_scale=0.01)
+    assert stored.dtype == kinds[0]
+    bits, most = (2, 57344) if kinds[0] == FP8_WIDE else (3, 448)
+    exact = np.minimum(y / 0.01, most)
+    assert np.all(np.abs(wide(stored) - exact) <= 0.51 * 2.0**-bits * exact + 1e-2)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"w": np.uint8}, "x int8 or uint8 and w int8"), ({"out_dtype": np.float64}, "not stored as"),

@@ -36,7 +36,7 @@ def quantize(
         str,
         typer.Option(
             help="int8: activation ranges from --data. int8-dynamic: ranges found at run time, products only. "
-            "fp8, fp8-dynamic: the same in float8 e4m3, products only; multiplied on GPUs from sm_89. "
+            "fp8, fp8-dynamic: the same in float8 e4m3; multiplied on GPUs from sm_89. "
             "int8-weights, int4-weights: products of floats by weights in few bits."
         ),
     ] = "int8",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilewright.dtypes import DType, float32, int8, int32, uint8
+from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int8, int32, uint8
 from tilewright.errors import LaunchError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
@@ -17,7 +17,7 @@ from tilewright.ops.arrays import ArrayView
 
 Pair = tuple[int, int]
 Require = Callable[[Any, str], None]
-_INTEGERS = (int8, uint8)
+_INTEGERS, _NARROW_FLOATS = (int8, uint8), (float8e4nv, float8e5)
 
 
 def window_of(stride: Any, padding: Any, dilation: Any) -> tuple[Pair, Pair, Pair]:
@@ -61,17 +61,22 @@ def result_shape(
     return (x[0], *extents, w[0])
 
 
-def _check(x: ArrayView, w: ArrayView, given: Mapping[str, ArrayView], stored: DType) -> None:
-    """Refuse types that there is no kernel for, and operands that do not fit; `given` are all arrays by name."""
+def _check(
+    x: ArrayView, w: ArrayView, given: Mapping[str, ArrayView], stored: DType, shape: Sequence[int]
+) -> None:  # fmt: skip
+    """Refuse types that there is no kernel for, and operands that do not fit; `given` are all arrays by name, `shape`
+    is that of the result."""
     integers = x.element in _INTEGERS and w.element == int8
-    if not integers and (x.element not in arrays.FLOATS or w.element != x.element):
+    narrow = integers or (x.element in _NARROW_FLOATS and w.element in _NARROW_FLOATS)
+    if not narrow and (x.element not in arrays.FLOATS or w.element != x.element):
         raise LaunchError(
-            "x and w must both be float32, float16 or bfloat16, or x int8 or uint8 and w int8, got "
-            f"{x.element.name}, {w.element.name}"
+            "x and w must both be float32, float16 or bfloat16, or x int8 or uint8 and w int8, or both 8-bit floats, "
+            f"got {x.element.name}, {w.element.name}"
         )
-    if stored != x.element and not (integers and stored in (*arrays.FLOATS, *_INTEGERS, int32)):
+    own = (*_INTEGERS, int32) if integers else _NARROW_FLOATS
+    if stored != x.element and not (narrow and stored in (*arrays.FLOATS, *own)):
         raise LaunchError(f"convolutions of {x.element.name} are not stored as {stored.name}")
-    kinds = arrays.FLOATS if integers else (x.element,)
+    kinds = arrays.FLOATS if narrow else (x.element,)
     bias, features = given.get("bias"), w.shape[:1]
     if bias is not None and (bias.shape != features or bias.element not in kinds):
         raise LaunchError(f"bias must be {kinds[0].name} of shape {list(features)}, got {bias.described}")
@@ -79,10 +84,13 @@ def _check(x: ArrayView, w: ArrayView, given: Mapping[str, ArrayView], stored: D
         found = given.get(name)
         if found is None:
             continue
-        if not integers or found.element != float32 or math.prod(found.shape) not in lengths:
+        if not narrow or found.element != float32 or math.prod(found.shape) not in lengths:
             raise LaunchError(
-                f"{name} of integers is float32 of {' or '.join(map(str, lengths))} numbers, got {found.described}"
+                f"{name} of 8-bit numbers is float32 of {' or '.join(map(str, lengths))} numbers, got {found.described}"
             )
+    added = given.get("residual")
+    if added is not None and (added.shape != tuple(shape) or (not narrow and added.element != x.element)):
+        raise LaunchError(f"residual must be contiguous {x.element.name} {list(shape)}, got {added.described}")
     for name, found in given.items():
         if not found.contiguous:
             raise LaunchError(f"{name} must be contiguous, got {found.described}")
@@ -104,6 +112,8 @@ def conv2d(
     feature, float32, bias and residual are floats.  The result is int32, or float32 if anything follows the sums, or of
     `out_dtype`: a float, int32, or int8 or uint8 of results divided by `out_scale`, rounded to the nearest and
     saturated.
+    Or both are 8-bit floats (e4m3 or e5m2), with sums in float32, and the same scales.  The result is float32, or of
+    `out_dtype`: a float, or an 8-bit float of results divided by `out_scale`, rounded to the nearest and saturated.
 
     On compute capability 9.0 16-bit images of channels in multiples of 8, and 8-bit ones of 16, go to the kernel of
     tensor copies.  Weights are put into the kernel's order by a small launch each time: engines, whose weights are
@@ -115,15 +125,13 @@ def conv2d(
     present |= {name: arrays.view(value, name) for name, value in optional.items() if value is not None}
     steps, pads, apart = window = window_of(stride, padding, dilation)
     shape = result_shape(image.shape, weights.shape, window, groups)
-    sums = float32 if len(present) > 2 or activation else int32
-    default = sums if image.element in _INTEGERS else image.element
+    integers, narrow = image.element in _INTEGERS, image.element in (*_INTEGERS, *_NARROW_FLOATS)
+    sums = int32 if integers and len(present) == 2 and not activation else float32
+    default = sums if narrow else image.element
     given = None if out is None else arrays.view(out, "out")
     stored = arrays.result_type(default, given, out_dtype)
-    _check(image, weights, present, stored)
+    _check(image, weights, present, stored, shape)
     activation = calls.checked_activation(activation)
-    added, integers = present.get("residual"), image.element in _INTEGERS
-    if added is not None and (added.shape != shape or (not integers and added.element != image.element)):
-        raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {added.described}")
     inverse = calls.scale_of_results(stored, stored.bits > 8, out_scale)
     target = calls.result_like(image, shape, stored, given)
     place = arrays.common_place([*present.values(), target], "conv2d")
@@ -135,34 +143,36 @@ def conv2d(
     def graph() -> Graph:
         b = GraphBuilder("conv2d")
         values = {name: b.input(name, kind, extents) for name, kind, extents in kinds}
-        operands = [values[name] for name in ("x", "w", *(() if integers else ("bias",))) if name in values]
+        operands = [values[name] for name in ("x", "w", *(() if narrow else ("bias",))) if name in values]
         y = b.op("conv", operands, strides=steps, padding=tuple((each, each) for each in pads), dilation=apart,
-                 groups=groups, layout="NHWC", dtype=int32 if integers else None)  # fmt: skip
-        y = _finished(b, y, values, activation, stored == int32)
+                 groups=groups, layout="NHWC", dtype=(int32 if integers else float32) if narrow else None)  # fmt: skip
+        y = _finished(b, y, values, activation, stored == int32) if narrow else _summed(b, y, values, activation)
         y = quantized(b, y, stored, inverse[0]) if inverse else y
         b.output(y if y.dtype == stored else b.op("cast", [y], dtype=stored))
         return b.finish()
 
     pixels = next_power_of_2(math.prod(shape[:-1]))
     alike = (image.element.name, pixels, weights.shape, steps, pads, apart, groups, activation, *present)
-    alike = (*alike, stored.name) if integers else alike
+    alike = (*alike, weights.element.name, stored.name) if narrow else alike
     calls.prepared(("conv2d", kinds, options), alike, [*present.values(), target], place, graph).run(present, target)
     return target.base
 
 
-def _finished(b: GraphBuilder, y: Value, values: Mapping[str, Value], activation: str | None, sums: bool) -> Value:
-    """What follows a convolution; of integers in float32, unless nothing does and `sums` are stored."""
-    residual = values.get("residual")
-    if y.dtype == int32:
-        if sums and len(values) == 2 and not activation:
-            return y
-        y = b.op("cast", [y], dtype=float32)
-        for name in ("scale_x", "scale_w"):
-            if name in values:
-                one = math.prod(map(int, values[name].shape)) == 1  # type: ignore[arg-type]
-                scale = b.op("reshape", [values[name]], shape=() if one else y.shape[-1:])
-                y = b.op("multiply", [y, scale])
-        y = b.op("add", [y, b.op("cast", [values["bias"]], dtype=float32)]) if "bias" in values else y
-        residual = b.op("cast", [residual], dtype=float32) if residual is not None else None
-    y = b.op("add", [y, residual]) if residual is not None else y
+def _finished(b: GraphBuilder, y: Value, values: Mapping[str, Value], activation: str | None, bare: bool) -> Value:
+    """What follows sums of 8-bit numbers, in float32; nothing where `bare` sums of integers are stored."""
+    if bare and len(values) == 2 and not activation:
+        return y
+    y = b.op("cast", [y], dtype=float32)
+    for name in ("scale_x", "scale_w"):
+        if name in values:
+            one = math.prod(map(int, values[name].shape)) == 1  # type: ignore[arg-type]
+            y = b.op("multiply", [y, b.op("reshape", [values[name]], shape=() if one else y.shape[-1:])])
+    wide = {name: b.op("cast", [values[name]], dtype=float32) for name in ("bias", "residual") if name in values}
+    y = b.op("add", [y, wide["bias"]]) if "bias" in wide else y
+    return _summed(b, y, wide, activation)
+
+
+def _summed(b: GraphBuilder, y: Value, values: Mapping[str, Value], activation: str | None) -> Value:
+    """The residual, and the activation."""
+    y = b.op("add", [y, values["residual"]]) if "residual" in values else y
     return activated(b, y, activation)

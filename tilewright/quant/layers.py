@@ -21,7 +21,7 @@ SCHEMES = {
     STATIC: "uint8 with a range from calibration by int8 weights with a scale for each column or feature",
     DYNAMIC: "uint8 (on GPUs int8) with a range for each row as it comes by int8 weights with a scale for each column; "
     "products only",
-    FP8: "float8 e4m3 with a scale from calibration by e4m3 weights with a scale for each column; products only",
+    FP8: "float8 e4m3 with a scale from calibration by e4m3 weights with a scale for each column or feature",
     FP8_DYNAMIC: "float8 e4m3 with a scale for each row as it comes by e4m3 weights likewise; products only",
     INT8_WEIGHTS: "floats by int8 weights with a scale for each column, or group of it; products only",
     INT4_WEIGHTS: "floats by int4 weights with a scale for each group of a column; products only",
@@ -82,11 +82,9 @@ def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str 
         if w.rank != 2 or not isinstance(depth, int) or (depth % kernels.narrow_depth and scheme in (STATIC, DYNAMIC)):
             return f"its weights are no matrix, or its depth is no multiple of {kernels.narrow_depth}"
         return None
-    if is_fp8(scheme):
-        return "convolutions have no kernels for 8-bit floats"
     if scheme in WEIGHT_BITS:
         return "convolutions have no kernels for quantized weights alone"
-    if scheme == DYNAMIC:
+    if not needs_data(scheme):
         return "convolutions have ranges from calibration only"
     channels, taps = w.shape[1], product(w.shape[2:])
     if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int) or not isinstance(taps, int):
@@ -101,12 +99,15 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
     `signed`: integers of rows with ranges of their own are int8, without a zero point.
 
     What a convolution and a residual sum both read is stored as integers alone: the sum reads these. So is one of two
-    convolutions that are added (`residuals_of`), if it has a range.
+    convolutions that are added (`residuals_of`), if it has a range.  8-bit floats are too few for sums of many layers:
+    these read what was rounded to them.
     """
     residuals = {layer.input for layer in residuals_of(graph, names)} & ranges.keys()
     read: dict[str, Value] = {}  # inputs as narrow numbers read as floats
     images = {node.inputs[0].name for node in graph.nodes
               if node.op == "conv" and name_of(node) in names and node.inputs[0] is not None}  # fmt: skip
+    if is_fp8(scheme):
+        residuals, images = set(), set()
 
     def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         x, w, *bias = node.inputs

@@ -374,14 +374,16 @@ def _weights(node: Node, rewriter: GraphRewriter) -> tuple[np.ndarray, np.ndarra
 
 
 def _convolution(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
-    image, taps, bias = (*node.inputs, None)[:3]
+    if node.attributes["dtype"] is not None:
+        return None
+    image, taps = node.inputs[:2]
     assert image is not None and taps is not None
     pixels, weights = _narrow(image, rewriter), _narrow(taps, rewriter)
     if pixels is None or weights is None or _reason(node, pixels, kernels) is not None:
         return None
-    if pixels.numbers.dtype.is_float or weights.numbers.dtype.is_float or uint8 not in kernels.narrow_types:
-        return None
-    known = _taps(weights, taps, rewriter)
+    if pixels.numbers.dtype.is_float or weights.numbers.dtype.is_float:
+        return _convolution_of_floats(node, pixels, weights, rewriter, kernels.narrow_types)
+    known = _taps(weights, taps, rewriter) if uint8 in kernels.narrow_types else None
     if known is None:
         return None
     pixels = _of_type(pixels, rewriter, kernels.narrow_types)
@@ -390,19 +392,47 @@ def _convolution(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> V
     if not (centred and kernels.zeros_around):
         padded = _padded(pixels, node, rewriter)
         options["padding"] = [(0, 0)] * (image.rank - 2)
-    channels = (-1, *[1] * (image.rank - 2)) if node.attributes["layout"] == "NCHW" else (-1,)
     sums = rewriter.op("conv", [padded, rewriter.new_constant(known, "weights")], **options)
     if pixels.zero is not None and not centred:
         columns = known.astype(np.int64).reshape(len(known), -1).sum(axis=1).astype(np.int32)
-        totals = rewriter.new_constant(columns.reshape(channels), "tap_sums")
+        totals = rewriter.new_constant(columns.reshape(_features_shape(node)), "tap_sums")
         sums = rewriter.op("subtract", [sums, rewriter.op("multiply", [rewriter.cast(pixels.zero, int32), totals])])
-    scale = weights.scale
-    if scale is not None and scale.rank:
-        scale = rewriter.op("reshape", [scale], shape=channels)
-    wide = _wide(node)
-    result = _scaled(sums, pixels.scale, scale, wide, rewriter)
+    return _finished_convolution(node, sums, pixels.scale, weights.scale, rewriter)
+
+
+def _convolution_of_floats(
+    node: Node, pixels: _Narrow, weights: _Narrow, rewriter: GraphRewriter, types: Set[DType]
+) -> Value | None:
+    """A convolution of an image of 8-bit floats by constants of them."""
+    data = computed_constant(weights.numbers, rewriter)
+    if data is None or not {pixels.numbers.dtype, weights.numbers.dtype} <= types & set(_FLOATS):
+        return None
+    if not _by_feature(weights.scale, data.ndim):
+        return None
+    numbers = weights.numbers
+    if rewriter.constant(numbers) is None:
+        numbers = rewriter.new_constant(np.ascontiguousarray(data), "weights")
+    options = {**node.attributes, "dtype": float32, "exact": False}
+    sums = rewriter.op("conv", [pixels.numbers, numbers], **options)
+    return _finished_convolution(node, sums, pixels.scale, weights.scale, rewriter)
+
+
+def _features_shape(node: Node) -> tuple[int, ...]:
+    """The shape in which a number for each feature broadcasts with a convolution's result."""
+    return (-1, *[1] * (node.output.rank - 2)) if node.attributes["layout"] == "NCHW" else (-1,)
+
+
+def _finished_convolution(
+    node: Node, sums: Value, scale: Value | None, taps_scale: Value | None, rewriter: GraphRewriter
+) -> Value:
+    """Sums times the scales of image and taps, and the bias."""
+    bias, wide = (*node.inputs, None)[2], _wide(node)
+    if taps_scale is not None and taps_scale.rank:
+        taps_scale = rewriter.op("reshape", [taps_scale], shape=_features_shape(node))
+    result = _scaled(sums, scale, taps_scale, wide, rewriter)
     if bias is not None:
-        result = rewriter.op("add", [result, rewriter.cast(rewriter.op("reshape", [bias], shape=channels), wide)])
+        bias = rewriter.op("reshape", [bias], shape=_features_shape(node))
+        result = rewriter.op("add", [result, rewriter.cast(bias, wide)])
     return rewriter.cast(result, node.output.dtype)
 
 
@@ -412,12 +442,16 @@ def _taps(weights: _Narrow, taps: Value, rewriter: GraphRewriter) -> np.ndarray 
     data, zero = computed_constant(weights.numbers, rewriter), computed_constant(weights.zero, rewriter)
     if data is None or (weights.zero is not None and zero is None):
         return None
-    for item in (weights.scale, weights.zero):
-        if item is not None and any(extent != 1 for extent in (*[1] * (taps.rank - item.rank), *item.shape)[1:]):
-            return None
+    if not (_by_feature(weights.scale, taps.rank) and _by_feature(weights.zero, taps.rank)):
+        return None
     whole = data.astype(np.int64) - (0 if zero is None else zero.astype(np.int64))
     low, high = integer_range(int8)
     return whole.astype(np.int8) if low <= whole.min(initial=0) and whole.max(initial=0) <= high else None
+
+
+def _by_feature(item: Value | None, rank: int) -> bool:
+    """Whether a scale or zero point of taps differs by their first dimension alone."""
+    return item is None or all(extent == 1 for extent in (*[1] * (rank - item.rank), *item.shape)[1:])
 
 
 def _padded(image: _Narrow, node: Node, rewriter: GraphRewriter) -> Value:
@@ -626,5 +660,8 @@ def _why_of_floats(reader: Node, other: Node) -> _Reason:
     if other.inputs[0] is None or other.inputs[0].dtype not in _FLOATS:
         return _Reason("its other operand is no 8-bit float", "quantize both operands to 8-bit floats")
     if reader.op == "conv":
-        return _Reason("convolutions have no kernel for 8-bit floats", "quantize it to integers")
+        return _Reason(
+            "its weights are no constants, or scales differ within a feature",
+            "make them constants, with a scale for each feature",
+        )
     return _Reason("scales of its right operand differ along the depth, or it has more than two dimensions", _BY_COLUMN)

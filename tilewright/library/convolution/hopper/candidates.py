@@ -7,7 +7,7 @@ from math import gcd, prod
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float16, float32, int8, uint8
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
@@ -41,7 +41,7 @@ _LARGEST_STEP = 8  # of a tensor copy
 _COPIED_ROW = 128  # bytes of a row of a tensor copy
 _MOST_ROW_COLUMNS = 256  # of a row of several pixels
 _SECTOR_BYTES = 32  # bytes of memory that are read at once
-_INTEGERS = (int8, uint8)
+_INTEGERS, _FLOATS = (int8, uint8), (float8e4nv, float8e5)  # of 8 bits
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target
     out, groups = group.anchor.output, group.anchor.attributes["groups"]
     same = x.dtype == w.dtype and x.dtype in (float16, bfloat16)
     fits = target.wgmma and len(group.outputs) == 1 and x.rank == 4
-    fits = fits and (same or (x.dtype in _INTEGERS and w.dtype == int8))
-    fits = fits and stored.dtype in (float16, bfloat16, float32, *_INTEGERS)
+    narrow = (x.dtype in _INTEGERS and w.dtype == int8) or (x.dtype in _FLOATS and w.dtype in _FLOATS)
+    fits = fits and (same or narrow)
+    fits = fits and stored.dtype in (float16, bfloat16, float32, *_INTEGERS, *_FLOATS)
     columns = out.shape[-1]
     assert isinstance(columns, int)
     aligned = columns // groups * min(2, stored.dtype.itemsize) % _TILED_BYTES == 0
@@ -139,7 +140,7 @@ def hopper_candidates(
         image = _direct_image(anchor, x, w, groups)
         stages, temporaries = (*moves.stages, *stages), (*moves.temporaries, *temporaries)
     else:
-        found = _padded_image(anchor, moves, x, w, graph, pixels, target) if x.dtype.is_float else None
+        found = _padded_image(anchor, moves, x, w, graph, pixels, target) if x.dtype.itemsize > 1 else None
         if found is None:
             return []
         image, stages, temporaries, weights = found
