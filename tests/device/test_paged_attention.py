@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.host.test_paged_attention import BATCHES, bound, draw_inputs, paged_graph, plain
+from tests.host.test_paged_attention import BATCHES, bound, draw_inputs, narrowed, paged_graph, plain
 from tilewright.build.builder import build
-from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.dtypes import bfloat16, float8e4nv, float8e5, float16, float32, int8
 from tilewright.graph.reference import run
 
 # heads, key heads, width, value width, page, window, softcap
@@ -38,6 +38,24 @@ def test_all_kinds_of_steps(form, dtype, rng):
         found = engine.run(inputs)["y"]
         near = bound(inputs, unit) / (8 if dtype.itemsize == 2 else 1)
         np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=0, atol=near + 2 * unit)
+        np.testing.assert_array_equal(engine.run(inputs)["y"], found)
+
+
+@pytest.mark.parametrize(("kind", "scaled"), [(float8e4nv, False), (float8e5, False), (int8, True)], ids=str)
+@pytest.mark.parametrize(("form", "dtype"), [CASES[0], CASES[2], CASES[3], CASES[4], CASES[6]], ids=str)
+def test_keys_and_values_of_8_bits(form, dtype, kind, scaled, rng):
+    """What numbers and scales stand for, with the rounding of weights to the queries' type."""
+    graph = paged_graph(form, dtype, kind, scaled)
+    engine = build(graph, "cuda")
+    unit = {bfloat16: 2.0**-9, float16: 2.0**-12}[dtype]
+    many = [1] * 40, rng.integers(1, 600, 40).tolist()
+    for batch in (BATCHES[0], ([1], [2500]), many, ([4, 300, 0], [800, 301, 0])):
+        inputs, read = narrowed(draw_inputs(rng, form, batch), kind, scaled)
+        inputs["q"] = read["q"] = inputs["q"].astype(dtype.numpy)
+        wanted = run(paged_graph(form, float32), {**read, "q": read["q"].astype(np.float32)})["y"].astype(np.float64)
+        found = engine.run(inputs)["y"]
+        near = 2 * bound(inputs, unit) / 8 + 2 * unit
+        np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=0, atol=near)
         np.testing.assert_array_equal(engine.run(inputs)["y"], found)
 
 

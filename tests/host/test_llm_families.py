@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,27 @@ def test_logits_are_those_of_the_reference(name, tmp_path, rng):
     cuts = [19, 5, 1, 1, 1, 3, 1, 1] if count == 32 else [37, 9, 1, 1, 1, 3] + [1] * (TOKENS - 52)
     actual = walk(model, tokens, cuts, rng.permutation(24).tolist())
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=bound(name, wanted))
+
+
+@pytest.mark.parametrize(("cache", "most"), [("fp8", 0.15), ("int8", 0.03)])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2"])
+def test_keys_and_values_in_8_bits(name, cache, most, tmp_path, rng):
+    """Logits are off as much as keys and values are: e4m3 by up to 1 / 16 of a number, int8 by 1 / 254 of a head's
+    largest."""
+    wanted, tokens = reference(name)[1][:TOKENS], tokens_of(name)[:TOKENS]
+    folder = checkpoint_of(name, tmp_path)
+    plain, narrow = (
+        Model.open(folder, 24, replace(LIMITS, cache=kind), dtype="float32") for kind in ("auto", cache)
+    )  # fmt: skip
+    actual = walk(narrow, tokens, [37, 9, 1, 1, 1, 3] + [1] * (TOKENS - 52), rng.permutation(24).tolist())
+    error = np.linalg.norm(actual - wanted) / np.linalg.norm(wanted)
+    assert 1e-5 < error < most, error
+    assert narrow.bytes_per_page < plain.bytes_per_page * (0.26 if cache == "fp8" else 0.4)  # widths of 12
+
+
+def test_an_unknown_storage_of_keys_is_refused(tmp_path):
+    with pytest.raises(InputError, match="kv_cache_dtype is 'int4'; known are auto, fp8, int8"):
+        Model.open(checkpoint_of("llama", tmp_path), 4, replace(LIMITS, cache="int4"))
 
 
 def test_all_families_have_a_reference():

@@ -12,8 +12,9 @@ from tests.host.llm_support import CASES, checkpoint_of
 from tilewright.errors import DeviceError, InputError
 from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.gpu_model import GPUModel
-from tilewright.llm.model import Chunk
+from tilewright.llm.model import Chunk, Model
 from tilewright.llm.sampling import Draw, Sampler
+from tilewright.llm.step import Limits
 from tilewright.runtime.cuda.memory import DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
 from tilewright.runtime.cuda.streams import StreamMark
@@ -122,3 +123,18 @@ def test_unknown_targets_are_refused(tmp_path):
     folder = checkpoint_of("llama", tmp_path)
     with pytest.raises(InputError, match="target"):
         LLM(folder, target="gpu")
+
+
+@pytest.mark.parametrize("cache", ["fp8", "int8"])
+def test_keys_and_values_in_8_bits(cache, driver, tmp_path, rng):
+    """A prompt in chunks, and single tokens: logits are those of the CPU with the same storage."""
+    folder, limits = checkpoint_of("llama", tmp_path), Limits(8, 24, 3, 64, cache)
+    models = [kind.open(folder, 12, limits, "float32") for kind in (GPUModel, Model)]
+    tokens, pages = rng.integers(0, 96, 40).tolist(), rng.permutation(12).tolist()
+    at = 0
+    for count in (20, 5, 1, 1, 13):
+        chunk = Chunk(tokens[at : at + count], at, pages[: -(-(at + count) // 8)], range(count))
+        found, expected = (np.stack([np.asarray(row) for row in model.run([chunk])]) for model in models)
+        at += count
+        # Both round the same numbers but for those that lie between two of 8 bits.
+        assert np.linalg.norm(found - expected) < 2e-2 * np.linalg.norm(expected)

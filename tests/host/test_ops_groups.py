@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.host.test_paged_attention import bound, draw_inputs, plain
+from tests.host.test_paged_attention import bound, draw_inputs, narrowed, plain
 from tilewright import ops
-from tilewright.dtypes import float16
+from tilewright.dtypes import float8e4nv, float16, int8
 from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph import semantics
 from tilewright.graph.build import GraphBuilder
@@ -142,6 +142,19 @@ def test_attention_over_pages(form, dtype, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(found.astype(np.float64), exact, rtol=0, atol=bound(given, unit))
     hopper = dtype != np.float32 and width == 64
     assert names() == ["hopper paged attention" if hopper else "paged attention"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("kind", "scaled"), [(int8, True), (float8e4nv, True), (float8e4nv, False)])
+@pytest.mark.parametrize("form", [(4, 2, 64, 64, 16, 0, 0.0), (4, 4, 24, 16, 8, 0, 0.0), (6, 2, 64, 64, 16, 33, 20.0)])
+def test_attention_over_pages_of_8_bits(form, kind, scaled, dtype, rng: np.random.Generator) -> None:
+    _, _, width, _, page, window, softcap = form
+    for batch in (([1, 3, 0], [40, 9, 20]), ([5, 1], [70, 1])):
+        given, read = narrowed(draw_inputs(rng, form, batch), kind, scaled)
+        given["q"] = read["q"] = given["q"].astype(dtype)
+        found = ops.paged_attention(**given, page=page, window=window, softcap=softcap)
+        unit = float(ml_dtypes.finfo(dtype).eps)
+        np.testing.assert_allclose(found.astype(np.float64), plain(read, form), rtol=0, atol=bound(given, unit))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import tilewright
 from tilewright.build.builder import build
-from tilewright.dtypes import bfloat16, float32, int32
+from tilewright.dtypes import bfloat16, float8e4nv, float8e5, float32, int8, int32
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.reference import run
@@ -32,7 +32,7 @@ BATCHES = [
 ]
 
 
-def paged_graph(form, dtype=float32):
+def paged_graph(form, dtype=float32, pools=None, scaled=False):
     """The op alone, with everything dynamic that a batch decides."""
     heads, key_heads, width, value_width, page, window, softcap = form
     b = GraphBuilder("paged")
@@ -40,12 +40,14 @@ def paged_graph(form, dtype=float32):
     columns, slots = b.symbol("columns", 1, 4096), b.symbol("slots", 1, 1 << 20)
     inputs = [
         b.input("q", dtype, (tokens, heads, width)),
-        b.input("keys", dtype, (slots, key_heads, width)),
-        b.input("values", dtype, (slots, key_heads, value_width)),
+        b.input("keys", pools or dtype, (slots, key_heads, width)),
+        b.input("values", pools or dtype, (slots, key_heads, value_width)),
         b.input("tables", int32, (sequences, columns)),
         b.input("starts", int32, (sequences + 1,)),
         b.input("lengths", int32, (sequences,)),
     ]
+    if scaled:
+        inputs += [b.input(name, float32, (slots, key_heads)) for name in ("key_scales", "value_scales")]
     b.output(b.op("paged_attention", inputs, scale=width**-0.5, page=page, window=window, softcap=softcap), "y")
     return b.finish()
 
@@ -108,6 +110,45 @@ def test_meaning_and_kernel(form, rng):
         wanted = plain(inputs, form)
         np.testing.assert_allclose(run(graph, inputs)["y"], wanted, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(engine.run(inputs)["y"], wanted, rtol=0, atol=bound(inputs))
+
+
+def narrowed(inputs, kind, scaled):
+    """The inputs with keys and values of 8 bits, and with what these read as."""
+    inputs, read = dict(inputs), dict(inputs)
+    for name, scales in (("keys", "key_scales"), ("values", "value_scales")):
+        pool = inputs[name]
+        most = 127 if kind == int8 else float(ml_dtypes.finfo(kind.numpy).max)
+        largest = np.abs(pool).max(-1)
+        factor = (np.where(largest > 0, largest / most, 1) if scaled else np.ones_like(largest)).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            numbers = pool / factor[:, :, None]
+            numbers = (np.rint(numbers) if kind == int8 else numbers).astype(kind.numpy)
+        inputs[name] = numbers
+        read[name] = numbers.astype(np.float32) * factor[:, :, None]
+        if scaled:
+            inputs[scales] = factor
+    return inputs, read
+
+
+@pytest.mark.parametrize(("kind", "scaled"), [(int8, True), (float8e4nv, True), (float8e4nv, False), (float8e5, False)])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_keys_and_values_of_8_bits(form, kind, scaled, rng):
+    """Numbers, times the scale of their token and head; as exact as floats are, but for the rounding of the numbers."""
+    graph = paged_graph(form, float32, kind, scaled)
+    engine = build(graph)
+    for batch in BATCHES:
+        inputs, read = narrowed(draw_inputs(rng, form, batch), kind, scaled)
+        wanted = plain(read, form)
+        np.testing.assert_allclose(run(graph, inputs)["y"], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(engine.run(inputs)["y"], wanted, rtol=0, atol=bound(inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaled", "match"), [(int8, False, "those of integers have"), (int32, True, "or the last two of 8 bits")]
+)
+def test_pools_that_are_refused(kind, scaled, match):
+    with pytest.raises(ShapeError, match=match):
+        paged_graph(FORMS[0], float32, kind, scaled)
 
 
 def test_bfloat16(rng):

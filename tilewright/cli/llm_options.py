@@ -38,6 +38,9 @@ class ModelOptions:
     weights: Annotated[
         str, typer.Option(help="Storage of linear layers: auto (as in the checkpoint), int8 or int4.")
     ] = "auto"
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Storage of keys and values: auto (as computed), fp8 or int8.")
+    ] = "auto"
     length: Annotated[int | None, typer.Option(min=1, help="Most tokens in a sequence.")] = None
     memory: Annotated[int, typer.Option(min=1, help="MiB for the KV cache.")] = 1024
     speculate: Annotated[

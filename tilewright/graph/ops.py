@@ -182,10 +182,11 @@ _op("attention", "attention", (3, 5), infer.attention, compute.attention,
     "query i when j <= i + T - S, `window` (0: all): of those the last ones, so many; `softcap` c (0: none): scores "
     "before the bias are c tanh(scale q k^T / c); a row that sees no key gives zeros",
     scale=REQUIRED, causal=False, window=0, softcap=0.0)
-_op("paged", "paged_attention", 6, paged.paged_attention_types, paged.paged_attention,
+_op("paged", "paged_attention", (6, 8), paged.paged_attention_types, paged.paged_attention,
     "q [T, H, D] of several sequences against keys [slots, G, D] and values [slots, G, E] in pages: tables [R, P], "
-    "starts [R + 1] and lengths [R] (integers); the new tokens of a sequence are its last, and see what is before "
-    "them, at most `window` (0: all); `softcap` (0: none) bounds scores",
+    "starts [R + 1] and lengths [R] (integers); keys and values of 8 bits, optional scales of both [slots, G]; the new "
+    "tokens of a sequence are its last, and see what is before them, at most `window` (0: all); `softcap` (0: none) "
+    "bounds scores",
     scale=REQUIRED, page=REQUIRED, window=0, softcap=0.0)
 
 _op("recurrent", "recurrent", (3, 5), recurrent.recurrent_types, recurrent.recurrent,

@@ -6,7 +6,11 @@
     tables   [sequences, columns] integers    the pages of each sequence, in the order of its tokens
     starts   [sequences + 1] integers         where each sequence's new tokens begin, and the end of the last
     lengths  [sequences] integers             tokens of each sequence that have keys: those before, and the new ones
+    key_scales, value_scales [slots, key_heads] float32, both or none
     result   [tokens, heads, value_width]
+
+Keys and values are of the query's type, or numbers of 8 bits: floats, or int8, which have scales.  What is read is the
+number times the scale of its token and head.
 
 The new tokens of a sequence are its last ones: token i of n new ones of a sequence of length l is at position
 l - n + i, and sees the keys at positions up to its own, of which `window` (0: all) are the nearest.  A sequence may
@@ -21,19 +25,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.dtypes import float8e4nv, float8e5, float32, int8
 from tilewright.errors import InputError, ShapeError
-from tilewright.graph.inference import Attributes, Inputs, Types, value
+from tilewright.graph.inference import Attributes, Inputs, Types, optional, value
 from tilewright.graph.semantics import Array, Arrays, softmax_array
 from tilewright.symbolic import lift, simplify
+
+NARROW_KEYS = (float8e4nv, float8e5, int8)
 
 
 def paged_attention_types(inputs: Inputs, attributes: Attributes) -> Types:
     """Raises `ShapeError` for inputs that do not fit together, and for a page size that is not positive."""
     query, keys, values, tables, starts, lengths = (value(inputs, index) for index in range(6))
+    scales = [optional(inputs, index) for index in (6, 7)]
     if (query.rank, keys.rank, values.rank, tables.rank, starts.rank, lengths.rank) != (3, 3, 3, 2, 1, 1):
         raise ShapeError(f"{query!r}, {keys!r}, {values!r}, {tables!r}, {starts!r}, {lengths!r} have other ranks")
-    if not query.dtype.is_float or not query.dtype == keys.dtype == values.dtype:
-        raise ShapeError(f"{query!r}, {keys!r} and {values!r} must be floats of one type")
+    if not query.dtype.is_float or keys.dtype != values.dtype or keys.dtype not in (query.dtype, *NARROW_KEYS):
+        raise ShapeError(f"{query!r}, {keys!r} and {values!r} must be floats of one type, or the last two of 8 bits")
+    if (scales[0] is None) != (scales[1] is None) or (keys.dtype == int8 and scales[0] is None):
+        raise ShapeError("keys and values have scales, or neither has; those of integers have")
+    for scale in scales:
+        if scale is not None and (scale.dtype != float32 or scale.shape != keys.shape[:2]):
+            raise ShapeError(f"scales {scale!r} are not float32 {keys.shape[:2]}, a number for each token and head")
     if not all(item.dtype.is_integer for item in (tables, starts, lengths)):
         raise ShapeError("tables, starts and lengths are integers")
     heads, key_heads = query.shape[1], keys.shape[1]
@@ -54,7 +67,11 @@ def paged_attention_types(inputs: Inputs, attributes: Attributes) -> Types:
 
 def paged_attention(inputs: Arrays, attributes: Attributes) -> Array:
     """Sequence by sequence; raises `InputError` for pages, starts and lengths that leave their tensors."""
-    query, keys, values, tables, starts, lengths = inputs
+    query, keys, values, tables, starts, lengths, *scales = inputs
+    if keys.dtype != query.dtype:
+        keys, values = (pool.astype(np.promote_types(query.dtype, np.float32)) for pool in (keys, values))
+    if scales and scales[0] is not None:
+        keys, values = (pool * scale[:, :, None] for pool, scale in zip((keys, values), scales, strict=True))
     page, window = attributes["page"], attributes["window"]
     result = np.zeros((*query.shape[:2], values.shape[2]), query.dtype)
     _check(query, keys, tables, starts, lengths, page)

@@ -37,7 +37,9 @@ class LLM:
     it runs: ``cpu``, or ``cuda`` for the current GPU of NVIDIA.  `dtype` is the
     type of computation: ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `weights` is the
     storage of linear layers: ``auto`` as in the checkpoint, which may be quantized, or ``int8`` or ``int4``, rounded
-    to the nearest.  `length` is the longest sequence, by default the model's own limit, or what fits into `memory`
+    to the nearest.  `kv_cache_dtype` is the storage of keys and values: ``auto`` in the type of computation, ``fp8``
+    (e4m3), or ``int8`` with a scale for each token and head: half of the memory, and for most models little less exact.
+    `length` is the longest sequence, by default the model's own limit, or what fits into `memory`
     (bytes of the KV cache).  A step takes up to `tokens` tokens (default 256, on GPUs 2048) of up to `sequences`
     sequences.  `progress` is called as for `tilewright.compile`.
     With `speculate` a step checks up to that many guessed tokens of a sequence, where that is faster.  Guesses are what
@@ -55,6 +57,7 @@ class LLM:
         target: str = "cpu",
         dtype: str = "auto",
         weights: str = "auto",
+        kv_cache_dtype: str = "auto",
         length: int | None = None,
         memory: int = MEMORY,
         tokens: int | None = None,
@@ -71,7 +74,7 @@ class LLM:
         if not isinstance(target, str) or target not in MODELS:
             raise InputError(f"target is {target!r}; known are {', '.join(MODELS)}")
         self._opened = MODELS[target]
-        for name, text in (("dtype", dtype), ("weights", weights)):
+        for name, text in (("dtype", dtype), ("weights", weights), ("kv_cache_dtype", kv_cache_dtype)):
             if not isinstance(text, str):
                 raise InputError(f"{name} is {text!r}, expected a text")
         if adapters is not None and not _are_folders(adapters):
@@ -93,14 +96,9 @@ class LLM:
         longest = self.description.length if length is None else length
         self._adapters = Adapters(adapters or {})
         self._draft_path = None if draft is None else Path(draft)
-        limits, pages = self._sizes(Limits(page, tokens, sequences, longest), dtype, length, memory, weights)
-        self.tokenizer: Tokenizer | None = None
-        try:
-            self.tokenizer = Tokenizer(self.path)
-        except (MissingDependencyError, ImportModelError) as reason:
-            if (self.path / "tokenizer.json").exists() and not isinstance(reason, MissingDependencyError):
-                raise
-            self._no_text = reason
+        limits = Limits(page, tokens, sequences, longest, kv_cache_dtype)
+        limits, pages = self._sizes(limits, dtype, length, memory, weights)
+        self.tokenizer = self._tokenizer()
         self.model = self._opened.open(self.path, pages, limits, dtype, progress, weights, self._adapters)
         speculator = self._speculator(speculate, pages, limits, progress) if speculate else None
         self.engine = LLMEngine(
@@ -108,6 +106,16 @@ class LLM:
             share_prefixes, forms=None if self.tokenizer is None else self._forms, speculator=speculator,
             adapters=list(adapters or {}), deterministic=deterministic,
         )  # fmt: skip
+
+    def _tokenizer(self) -> Tokenizer | None:
+        """That of the folder; None where there is none, for the reason `_no_text`."""
+        try:
+            return Tokenizer(self.path)
+        except (MissingDependencyError, ImportModelError) as reason:
+            if (self.path / "tokenizer.json").exists() and not isinstance(reason, MissingDependencyError):
+                raise
+            self._no_text = reason
+            return None
 
     def _speculator(
         self, most: int, pages: int, limits: Limits, progress: Callable[[str, str, float], None] | None
@@ -138,10 +146,10 @@ class LLM:
         if type(limits.length) is not int or limits.length < 1:
             raise InputError(f"length is {length!r}, expected a whole number from 1")
         family = open_family(self.path, limits, dtype, weights)
-        step_bytes = family.elements_per_token * family.step.dtype.itemsize * limits.page
+        step_bytes = family.bytes_per_token * limits.page
         if self._draft_path is not None:
             drafts = open_family(self._draft_path, limits)
-            step_bytes += drafts.elements_per_token * drafts.step.dtype.itemsize * limits.page
+            step_bytes += drafts.bytes_per_token * limits.page
         pages = memory // step_bytes
         if length is None:
             limits = dataclasses.replace(limits, length=min(limits.length, max(pages, 1) * limits.page))

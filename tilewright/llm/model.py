@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, Union, runtime_checkable
 import numpy as np
 
 from tilewright.build.builder import build
-from tilewright.dtypes import DType, from_numpy
+from tilewright.dtypes import BY_NAME, DType, from_numpy
 from tilewright.engine.engine import Engine
 from tilewright.errors import ImportModelError, InputError
 from tilewright.graph.core import Graph
@@ -19,7 +19,7 @@ from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import LLM_FAMILIES, Family
 from tilewright.llm.sampling import Draw
-from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
+from tilewright.llm.step import CACHE_FORMATS, COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
 
@@ -110,6 +110,8 @@ def open_family(
     known = describe(checkpoint)
     if dtype != "auto" and dtype not in COMPUTE_DTYPES:
         raise InputError(f"dtype is {dtype!r}; known are auto, {', '.join(COMPUTE_DTYPES)}")
+    if limits.cache not in CACHE_FORMATS:
+        raise InputError(f"kv_cache_dtype is {limits.cache!r}; known are {', '.join(CACHE_FORMATS)}")
     if weights not in WEIGHT_FORMATS:
         raise InputError(f"weights is {weights!r}; known are {', '.join(WEIGHT_FORMATS)}")
     if weights != "auto" and (is_gguf(folder) or checkpoint.config.get("quantization_config") is not None):
@@ -150,8 +152,8 @@ class Model:
         }  # fmt: skip
 
     def _pool(self, sizes: tuple[int, ...], dtype: str) -> Any:
-        """The memory of a layer's keys or values; `sizes` are heads and their width."""
-        return np.zeros((self.pages * self.limits.page, *sizes), COMPUTE_DTYPES[dtype].numpy)
+        """The memory of a layer's keys or values, or of their scales; `sizes` are heads, and their width."""
+        return np.zeros((self.pages * self.limits.page, *sizes), BY_NAME[dtype].numpy)
 
     @classmethod
     def open(

@@ -15,7 +15,8 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     counts, histories [rows]            the same; presences, frequencies, repetitions [rows], float32 (`graph.choices`)
     seen, biases  [entries]             tables of texts that change logits, updated in place; biases float32
     previous   [most rows]              what the step before chose, where steps do that; then what this one does
-    keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
+    keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place; of 8 bits if wanted
+    keys.N.scales, values.N.scales  [slots, key_heads], float32   of pools of int8
 
 Outputs: logits float32 [rows, vocabulary]; tokens chosen int32 [rows], where the step does that.  Families write
 themselves with the methods of `GenerationStep`; paths are names in the checkpoint.
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DType, bfloat16, float16, float32, from_numpy, int8, int32
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float16, float32, from_numpy, int8, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.weight_products import reads_weights
@@ -50,17 +51,23 @@ COMPUTE_DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "f
 # that layer, while rows that are looked up stay floats; routers of experts do.
 WEIGHT_FORMATS: dict[str, tuple[int, int] | None] = {"auto": None, "int8": (8, 0), "int4": (4, 64)}
 _HEAD_ROUNDING = (8, 0)
+# How keys and values are kept: `auto` in the type of computation, else in 8 bits: e4m3 as they are, int8 with a scale
+# for each token and head, found as they come.
+CACHE_FORMATS: dict[str, DType | None] = {"auto": None, "fp8": float8e4nv, "int8": int8}
+_LARGEST_FP8, _LARGEST_INT8 = float(ml_dtypes.finfo(float8e4nv.numpy).max), 127.0
 _LEAST_WEIGHTS = 1 << 14  # elements of a layer that is rounded
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step may be given at most; `page` is how many tokens a page of the pools holds."""
+    """What a step may be given at most; `page` is how many tokens a page of the pools holds, `cache` how (one of
+    `CACHE_FORMATS`)."""
 
     page: int = 16
     tokens: int = 512
     sequences: int = 64
     length: int = 4096
+    cache: str = "auto"
 
     @property
     def columns(self) -> int:
@@ -75,6 +82,14 @@ class Heads:
     count: int
     keys: int
     width: int
+
+
+@dataclass(frozen=True)
+class _LayerPool:
+    """A layer's pool of keys or values, with the scales of its numbers where they have some."""
+
+    numbers: Value
+    scales: Value | None = None
 
 
 class GenerationStep:
@@ -336,16 +351,39 @@ class GenerationStep:
     ) -> Value:
         """Heads [tokens, heads, width] of the new tokens -> [tokens, heads * width]; keeps their keys and values."""
         keys, values = self._keep(f"keys.{layer}", key), self._keep(f"values.{layer}", value)
+        scales = () if keys.scales is None else (keys.scales, values.scales)
         result = self.emit.op(
-            "paged_attention", query, keys, values, self.tables, self.starts, self.lengths,
+            "paged_attention", query, keys.numbers, values.numbers, self.tables, self.starts, self.lengths, *scales,
             scale=scale, page=self.limits.page, window=window or 0, softcap=softcap,
         )  # fmt: skip
         _, heads, width = result.shape
         assert isinstance(heads, int) and isinstance(width, int)
         return self.emit.reshape(result, (self.count, heads * width))
 
-    def _keep(self, name: str, new: Value) -> Value:
-        pool = self.builder.input(name, self.dtype, (self._slots, *new.shape[1:]))
+    def bytes_per_head(self, width: int) -> int:
+        """Bytes of the keys, or the values, of a token and head."""
+        kind = CACHE_FORMATS[self.limits.cache]
+        return width * (kind or self.dtype).itemsize + (float32.itemsize if kind == int8 else 0)
+
+    def _keep(self, name: str, new: Value) -> _LayerPool:
+        """Pools with the keys or values of new tokens [tokens, heads, width]."""
+        emit, kind = self.emit, CACHE_FORMATS[self.limits.cache]
+        if kind is None:
+            return _LayerPool(self._updated(name, new))
+        wide = emit.cast(new, float32)
+        if kind != int8:
+            narrow = emit.op("clip", wide, low=-_LARGEST_FP8, high=_LARGEST_FP8)
+            return _LayerPool(self._updated(name, emit.cast(narrow, kind)))
+        largest = emit.op("reduce_max", emit.op("absolute", wide), axes=(2,), keepdims=True)
+        scale = emit.op("multiply", largest, 1 / _LARGEST_INT8)
+        # A head of zeros has a scale of 1.
+        scale = emit.op("where", emit.op("equal", largest, 0.0), emit.op("add", scale, 1.0), scale)
+        numbers = emit.op("clip", emit.op("round", emit.op("divide", wide, scale)), low=-127.0, high=127.0)
+        scales = emit.reshape(scale, scale.shape[:2])
+        return _LayerPool(self._updated(name, emit.cast(numbers, int8)), self._updated(f"{name}.scales", scales))
+
+    def _updated(self, name: str, new: Value) -> Value:
+        pool = self.builder.input(name, new.dtype, (self._slots, *new.shape[1:]))
         # Tokens have slots of their own, but those that fill a step and belong to no sequence: these share one.
         updated = self.emit.op("scatter_update", pool, self.places, new, axis=0, distinct=True)
         self.builder.mutate(pool, updated)

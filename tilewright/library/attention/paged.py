@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.attention.paged_kernel import paged_attention
 from tilewright.library.binding import bind_sizes
@@ -24,7 +24,7 @@ def paged_attention_candidates(group: Group, graph: Graph, target: Target) -> li
     assert anchor is not None
     if group.nodes != [anchor]:
         raise NotImplementedError(f"{group.name}: attention over pages stands alone")
-    query, keys, values, tables, starts, lengths = anchor.inputs
+    query, keys, values, tables, starts, lengths = anchor.inputs[:6]
     assert query is not None and keys is not None and values is not None
     assert tables is not None and starts is not None and lengths is not None
     tokens, heads, width = query.shape
@@ -40,7 +40,7 @@ def paged_attention_candidates(group: Group, graph: Graph, target: Target) -> li
     }  # fmt: skip
     operands: dict[str, Operand] = {
         "q": query, "keys": keys, "values": values, "tables": tables, "starts": starts, "lengths": lengths,
-        "out": anchor.output,
+        "out": anchor.output, **scales_of(anchor),
     }  # fmt: skip
     types: dict[str, str] = {}
     sizes: dict[str, Size] = {"tokens": tokens, "slots": keys.shape[0], "columns": tables.shape[1]}
@@ -50,8 +50,14 @@ def paged_attention_candidates(group: Group, graph: Graph, target: Target) -> li
     call = KernelCall(paged_attention, operands, types, constants, grid)
     context = simplify(lift(product(tables.shape)) * page)  # of all sequences, at most
     columns = simplify(lift(width) + values.shape[2])
-    moved = simplify((lift(context) * key_heads + lift(tokens) * heads) * columns * query.dtype.itemsize)
+    of_keys = simplify(lift(context) * key_heads * columns * keys.dtype.itemsize)
+    moved = simplify(lift(of_keys) + lift(tokens) * heads * columns * query.dtype.itemsize)
     per_sequence = simplify(lift(tables.shape[1]) * page)
     flops = simplify(lift(tokens) * heads * per_sequence * columns * 2)
     cost = estimate(target.machine(), moved, flops, product(grid), query.dtype, 0.5)
     return [Candidate("paged attention", (Stage((call,)),), cost, (), {"page": page, "rows": [few, block]})]
+
+
+def scales_of(anchor: Node) -> dict[str, Value]:
+    """The scales of keys and values, as the kernels' last operands."""
+    return {f"scales_{number}": scale for number, scale in enumerate(anchor.inputs[6:]) if scale is not None}

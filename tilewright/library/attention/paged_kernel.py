@@ -40,9 +40,41 @@ def page_at(table, number, pages):
 
 
 @tilewright.jit
-def attend_block(q, keys, values, table, out, scale, begin, count, context, pages, q_token, out_token, slot, value_slot,
-                 GROUP: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr,
-                 BLOCK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+def slot_scales(scales, key_head):
+    """The scales of a head."""
+    if len(scales) > 0:
+        result = (scales[0] + key_head, scales[1] + key_head)
+    else:
+        result = ()
+    return result
+
+
+@tilewright.jit
+def scale_of_slots(scales, number, slot, mask, KEY_HEADS: tl.constexpr):
+    """The scales of tokens in slots, of keys (`number` 0) or values (1); 1 where there are none."""
+    if len(scales) > 0:
+        result = tl.load(scales[number] + slot * KEY_HEADS, mask=mask, other=0.0)
+    else:
+        result = 1.0
+    return result
+
+
+@tilewright.jit
+def as_multiplied(block, TYPE: tl.constexpr):
+    """Keys or values in the type in which they are multiplied: those of 8 bits in that of the query, which has them
+    all."""
+    if block.dtype.itemsize == 1:
+        result = block.to(TYPE)
+    else:
+        result = block
+    return result
+
+
+@tilewright.jit
+def attend_block(q, keys, values, scales, table, out, scale, begin, count, context, pages, q_token, out_token,
+                 KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                 PAGE: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+                 TYPE: tl.constexpr):  # fmt: skip
     """Rows `begin` to `begin + BLOCK - 1` of the `count * GROUP` rows of a sequence and a key/value head.
 
     `q` and `out` point to the sequence's first new token and the group's first head, `keys` and `values` to the head
@@ -54,6 +86,8 @@ def attend_block(q, keys, values, table, out, scale, begin, count, context, page
     head = row % GROUP
     dim = tl.arange(0, HEAD)
     value_dim = tl.arange(0, VALUE_HEAD)
+    SLOT: tl.constexpr = KEY_HEADS * HEAD  # elements from one to the next
+    VALUE_SLOT: tl.constexpr = KEY_HEADS * VALUE_HEAD
     before = context - count  # tokens of the sequence before the new ones
     position = before + row // GROUP
     q_rows = token[:, None] * q_token + head[:, None] * HEAD
@@ -69,19 +103,23 @@ def attend_block(q, keys, values, table, out, scale, begin, count, context, page
         page = page_at(table, number, pages)
         key = number * PAGE + tl.arange(0, PAGE)
         inside = tl.arange(0, PAGE).to(tl.int64)[:, None]
-        k_block = tl.load(keys + page * PAGE * slot + inside * slot + dim[None, :])
-        scores = bounded_scores(tl.dot(k_block, q_transposed, input_precision="ieee").to(TYPE), scale, SOFTCAP)
+        k_block = as_multiplied(tl.load(keys + page * PAGE * SLOT + inside * SLOT + dim[None, :]), q.dtype.element_ty)
+        scores = tl.dot(k_block, q_transposed, input_precision="ieee").to(TYPE)
+        # Slots after the last token hold what another sequence left there, or nothing yet: maybe NaN.
+        written = (key < context)[:, None]
+        row_slot = page * PAGE + inside
+        scores = bounded_scores(scores * scale_of_slots(scales, 0, row_slot, written, KEY_HEADS), scale, SOFTCAP)
         seen = key[:, None] <= position[None, :]
         if WINDOW > 0:
             seen = seen & (key[:, None] > position[None, :] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, tl.exp2)
-        # Slots after the last token hold what another sequence left there, or nothing yet: maybe NaN.
-        written = (key < context)[:, None]
-        v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :], mask=written,
+        v_block = tl.load(values + page * PAGE * VALUE_SLOT + inside * VALUE_SLOT + value_dim[None, :], mask=written,
                           other=0.0)  # fmt: skip
+        v_block = as_multiplied(v_block, q.dtype.element_ty)
         acc = acc * correction[None, :]
-        acc = tl.dot(tl.trans(v_block), weights.to(values.dtype.element_ty), acc, input_precision="ieee")
+        weights = weights * scale_of_slots(scales, 1, row_slot, written, KEY_HEADS)
+        acc = tl.dot(tl.trans(v_block), weights.to(v_block.dtype), acc, input_precision="ieee")
         maximum = new_maximum
     result = tl.trans(acc / tl.where(total == 0.0, 1.0, total)[None, :])
     out_rows = token[:, None] * out_token + head[:, None] * VALUE_HEAD
@@ -89,13 +127,15 @@ def attend_block(q, keys, values, table, out, scale, begin, count, context, page
 
 
 @tilewright.jit
-def attend_token(q, keys, values, table, out, scale, context, pages, slot, value_slot, HEAD: tl.constexpr,
-                 VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-                 TYPE: tl.constexpr):  # fmt: skip
+def attend_token(q, keys, values, scales, table, out, scale, context, pages, KEY_HEADS: tl.constexpr,
+                 HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+                 SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """One head of the last token of a sequence: where few heads share keys, a vector along the head's width is faster
     than one along queries."""
     dim = tl.arange(0, HEAD)
     value_dim = tl.arange(0, VALUE_HEAD)
+    SLOT: tl.constexpr = KEY_HEADS * HEAD  # elements from one to the next
+    VALUE_SLOT: tl.constexpr = KEY_HEADS * VALUE_HEAD
     vector = tl.load(q + dim).to(TYPE)
     maximum = tl.full((), float("-inf"), TYPE)
     total = tl.zeros((), TYPE)
@@ -110,20 +150,22 @@ def attend_token(q, keys, values, table, out, scale, context, pages, slot, value
         seen = key < context
         if WINDOW > 0:
             seen = seen & (key >= context - WINDOW)
-        k_block = tl.load(keys + row[:, None] * slot + dim[None, :], mask=seen[:, None], other=0.0)
-        scores = bounded_scores(tl.sum(k_block.to(TYPE) * vector[None, :], 1), scale, SOFTCAP)
+        k_block = tl.load(keys + row[:, None] * SLOT + dim[None, :], mask=seen[:, None], other=0.0)
+        scores = tl.sum(k_block.to(TYPE) * vector[None, :], 1)
+        scores = bounded_scores(scores * scale_of_slots(scales, 0, row, seen, KEY_HEADS), scale, SOFTCAP)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 0, tl.exp2)
-        v_block = tl.load(values + row[:, None] * value_slot + value_dim[None, :], mask=seen[:, None], other=0.0)
+        v_block = tl.load(values + row[:, None] * VALUE_SLOT + value_dim[None, :], mask=seen[:, None], other=0.0)
+        weights = weights * scale_of_slots(scales, 1, row, seen, KEY_HEADS)
         acc = acc * correction + tl.sum(weights[:, None] * v_block.to(TYPE), 0)
         maximum = new_maximum
     tl.store(out + value_dim, (acc / tl.where(total == 0.0, 1.0, total)).to(out.dtype.element_ty))
 
 
 @tilewright.jit
-def attend_heads(q, keys, values, table, out, scale, context, pages, slot, value_slot, GROUP: tl.constexpr,
-                 HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-                 SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+def attend_heads(q, keys, values, scales, table, out, scale, context, pages, KEY_HEADS: tl.constexpr,
+                 GROUP: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr,
+                 WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """The heads of the last token of a sequence that share keys.
 
     Keys, and then the width of values, lie along vectors: no lane is without a head, as in a tile along queries.
@@ -131,6 +173,8 @@ def attend_heads(q, keys, values, table, out, scale, context, pages, slot, value
     row = tl.arange(0, GROUP)[:, None]
     dim = tl.arange(0, HEAD)
     value_dim = tl.arange(0, VALUE_HEAD)
+    SLOT: tl.constexpr = KEY_HEADS * HEAD  # elements from one to the next
+    VALUE_SLOT: tl.constexpr = KEY_HEADS * VALUE_HEAD
     q_block = tl.load(q + row * HEAD + dim[None, :]).to(TYPE)
     maximum = tl.full((GROUP,), float("-inf"), TYPE)
     total = tl.zeros((GROUP,), TYPE)
@@ -145,13 +189,17 @@ def attend_heads(q, keys, values, table, out, scale, context, pages, slot, value
         seen = key < context
         if WINDOW > 0:
             seen = seen & (key >= context - WINDOW)
-        k_block = tl.load(keys + page * PAGE * slot + inside * slot + dim[None, :])
+        k_block = tl.load(keys + page * PAGE * SLOT + inside * SLOT + dim[None, :])
         scores = tl.dot(q_block, tl.trans(k_block.to(TYPE)), input_precision="ieee").to(TYPE)
+        row_slot = page * PAGE + tl.arange(0, PAGE).to(tl.int64)[None, :]
+        written = (key < context)[None, :]
+        scores = scores * scale_of_slots(scales, 0, row_slot, written, KEY_HEADS)
         scores = tl.where(seen[None, :], bounded_scores(scores, scale, SOFTCAP), float("-inf"))
         new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 1, tl.exp2)
-        v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :],
+        v_block = tl.load(values + page * PAGE * VALUE_SLOT + inside * VALUE_SLOT + value_dim[None, :],
                           mask=(key < context)[:, None], other=0.0)  # fmt: skip
         acc = acc * correction[:, None]
+        weights = weights * scale_of_slots(scales, 1, row_slot, written, KEY_HEADS)
         acc = tl.dot(weights, v_block.to(TYPE), acc, input_precision="ieee")
         maximum = new_maximum
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -159,14 +207,14 @@ def attend_heads(q, keys, values, table, out, scale, context, pages, slot, value
 
 
 @tilewright.jit
-def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, scale,
+def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, scale, *scales,
                     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
                     PAGE: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, WINDOW: tl.constexpr,
                     SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Grid: (blocks of rows, key/value heads, sequences); blocks that a sequence does not have end at once.
 
     A single new token (decoding) takes a tile of the heads that share keys, or these one by one where they are few;
-    a sequence with at most `FEW` rows takes one small block.
+    a sequence with at most `FEW` rows takes one small block.  `scales` are those of keys and of values, or nothing.
     Starts, lengths and page numbers are clamped to the tensors that they point into.
     """
     GROUP: tl.constexpr = HEADS // KEY_HEADS
@@ -183,22 +231,22 @@ def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots
     out = out + start * (HEADS * VALUE_HEAD) + key_head * (GROUP * VALUE_HEAD)
     keys = keys + key_head * HEAD
     values = values + key_head * VALUE_HEAD
+    scales = slot_scales(scales, key_head)
     table = tables + sequence * columns
     begin = tl.program_id(0) * BLOCK
     if begin < count * GROUP:
         if count * GROUP <= SINGLE:
             for head in tl.static_range(SINGLE):
-                attend_token(q + head * HEAD, keys, values, table, out + head * VALUE_HEAD, scale, context,
-                             slots // PAGE, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, HEAD, VALUE_HEAD, PAGE, WINDOW,
-                             SOFTCAP, TYPE)  # fmt: skip
+                attend_token(q + head * HEAD, keys, values, scales, table, out + head * VALUE_HEAD, scale, context,
+                             slots // PAGE, KEY_HEADS, HEAD, VALUE_HEAD, PAGE, WINDOW, SOFTCAP, TYPE)  # fmt: skip
         elif count * GROUP == TILED:
-            attend_heads(q, keys, values, table, out, scale, context, slots // PAGE, KEY_HEADS * HEAD,
-                         KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE, WINDOW, SOFTCAP, TYPE)  # fmt: skip
+            attend_heads(q, keys, values, scales, table, out, scale, context, slots // PAGE, KEY_HEADS, GROUP, HEAD,
+                         VALUE_HEAD, PAGE, WINDOW, SOFTCAP, TYPE)  # fmt: skip
         elif count * GROUP <= FEW:
-            attend_block(q, keys, values, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
-                         HEADS * VALUE_HEAD, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE,
-                         FEW, WINDOW, SOFTCAP, TYPE)  # fmt: skip
+            attend_block(q, keys, values, scales, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
+                         HEADS * VALUE_HEAD, KEY_HEADS, GROUP, HEAD, VALUE_HEAD, PAGE, FEW, WINDOW, SOFTCAP,
+                         TYPE)  # fmt: skip
         else:
-            attend_block(q, keys, values, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
-                         HEADS * VALUE_HEAD, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE,
-                         BLOCK, WINDOW, SOFTCAP, TYPE)  # fmt: skip
+            attend_block(q, keys, values, scales, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
+                         HEADS * VALUE_HEAD, KEY_HEADS, GROUP, HEAD, VALUE_HEAD, PAGE, BLOCK, WINDOW, SOFTCAP,
+                         TYPE)  # fmt: skip

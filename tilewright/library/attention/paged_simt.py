@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.library.attention.hopper.paged import chunk_call, chunk_config, paged_calls, paged_config
-from tilewright.library.attention.hopper.paged_config import PagedConfig
+from tilewright.library.attention.hopper.paged import FewConfig, chunk_call, chunk_config, paged_calls, paged_config
+from tilewright.library.attention.paged import scales_of
 from tilewright.library.attention.paged_simt_kernel import combine_paged_parts, paged_blocks, paged_parts
 from tilewright.library.attention.problem import SMALLEST
 from tilewright.library.binding import bind_sizes
@@ -51,7 +51,7 @@ def gpu_paged_attention(group: Group, graph: Graph, target: Target) -> list[Cand
 
 
 def _hopper_candidate(
-    few: PagedConfig, operands: dict[str, Value], constants: dict[str, Any], target: Target
+    few: FewConfig, operands: dict[str, Value], constants: dict[str, Any], target: Target
 ) -> Candidate:
     """Two launches.  Chunks come first: where there are none their launch ends while the next one asks for its keys."""
     many = chunk_config(few)
@@ -74,7 +74,8 @@ def _cost(operands: Mapping[str, Value], constants: Mapping[str, Any], call: Ker
     page, columns = constants["PAGE"], constants["HEAD"] + constants["VALUE_HEAD"]
     context = simplify(lift(product(tables.shape)) * page)
     of_queries = simplify(lift(query.shape[0]) * constants["HEADS"] * columns)
-    moved = simplify((lift(context) * constants["KEY_HEADS"] * columns + of_queries) * query.dtype.itemsize)
+    of_keys = simplify(lift(context) * constants["KEY_HEADS"] * columns * operands["keys"].dtype.itemsize)
+    moved = simplify(lift(of_keys) + of_queries * query.dtype.itemsize)
     flops = simplify(lift(of_queries) * tables.shape[1] * page * 2)
     return estimate(target.machine(), moved, flops, product(call.grid), query.dtype, 0.5)
 
@@ -82,8 +83,8 @@ def _cost(operands: Mapping[str, Value], constants: Mapping[str, Any], call: Ker
 def _operands(anchor: Node) -> dict[str, Value]:
     """The tensors of the op by the names of the kernels' parameters."""
     names = ("q", "keys", "values", "tables", "starts", "lengths")
-    found = {name: value for name, value in zip(names, anchor.inputs, strict=True) if value is not None}
-    return {**found, "out": anchor.output}
+    found = {name: value for name, value in zip(names, anchor.inputs[:6], strict=True) if value is not None}
+    return {**found, **scales_of(anchor), "out": anchor.output}
 
 
 def _constants(anchor: Node, operands: Mapping[str, Value]) -> dict[str, Any]:
@@ -151,8 +152,9 @@ def _call(
 ) -> KernelCall:  # fmt: skip
     """A launch that is given of all operands and constants what the kernel takes."""
     names = kernel.argument_names
+    scales = ("scales_0", "scales_1") if "scales" in names else ()
     return KernelCall(
-        kernel, {name: item for name, item in operands.items() if name in names},
+        kernel, {name: item for name, item in operands.items() if name in (*names, *scales)},
         {name: item for name, item in types.items() if name in names},
         {name: item for name, item in constants.items() if name in names}, grid, threads=threads,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.attention.paged_kernel import bounded_scores
+from tilewright.library.attention.paged_kernel import as_multiplied, bounded_scores, slot_scales
 from tilewright.library.attention.scores import online_softmax
 
 
@@ -50,35 +50,60 @@ def load_block(keys, values, page, first, limit, pages, slot, value_slot, HEAD: 
 
 
 @tilewright.jit
-def attend_keys(q_block, keys, values, table, position, first, limit, pages, scale, slot, value_slot,
-                HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-                BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr,
-                SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+def load_scales(scales, number, page, first, limit, pages, KEY_HEADS: tl.constexpr, PAGE: tl.constexpr,
+                BLOCK_T: tl.constexpr):  # fmt: skip
+    """The scales of a block of keys (`number` 0) or values (1); 1 where there are none."""
+    if len(scales) > 0:
+        key = first + tl.arange(0, BLOCK_T)
+        slot = tl.minimum(tl.maximum(page.to(tl.int64), 0), pages - 1) * PAGE + key % PAGE
+        result = tl.load(scales[number] + slot * KEY_HEADS, mask=key < limit, other=0.0)[None, :]
+    else:
+        result = 1.0
+    return result
+
+
+@tilewright.jit
+def attend_keys(q_block, keys, values, scales, table, position, first, limit, pages, scale,
+                KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr,
+                ROWS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+                WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Rows at `position` against keys `first` to `limit - 1`: sums of values [ROWS, BLOCK_V], maxima (exponents of 2)
     and sums of weights.
 
     While a block is multiplied the next one is on its way, and the pages of the one after it.
     """
+    slot: tl.constexpr = KEY_HEADS * HEAD  # elements from one to the next
+    value_slot: tl.constexpr = KEY_HEADS * VALUE_HEAD
     maximum = tl.full((ROWS,), float("-inf"), TYPE)
     total = tl.zeros((ROWS,), TYPE)
     acc = tl.zeros((ROWS, BLOCK_V), TYPE)
     page = load_pages(table, first, limit, PAGE, BLOCK_T)
     next_k, next_v = load_block(keys, values, page, first, limit, pages, slot, value_slot, HEAD, VALUE_HEAD, PAGE,
                                 BLOCK_T, BLOCK_D, BLOCK_V)  # fmt: skip
+    next_scales = (load_scales(scales, 0, page, first, limit, pages, KEY_HEADS, PAGE, BLOCK_T),
+                   load_scales(scales, 1, page, first, limit, pages, KEY_HEADS, PAGE, BLOCK_T))  # fmt: skip
     page = load_pages(table, first + BLOCK_T, limit, PAGE, BLOCK_T)
     for first_key in range(first, limit, BLOCK_T):
-        k_block, v_block = next_k, next_v
+        k_block, v_block = as_multiplied(next_k, q_block.dtype), as_multiplied(next_v, q_block.dtype)
+        k_scale, v_scale = next_scales
         next_k, next_v = load_block(keys, values, page, first_key + BLOCK_T, limit, pages, slot, value_slot, HEAD,
                                     VALUE_HEAD, PAGE, BLOCK_T, BLOCK_D, BLOCK_V)  # fmt: skip
+        if len(scales) > 0:
+            next_scales = (
+                load_scales(scales, 0, page, first_key + BLOCK_T, limit, pages, KEY_HEADS, PAGE, BLOCK_T),
+                load_scales(scales, 1, page, first_key + BLOCK_T, limit, pages, KEY_HEADS, PAGE, BLOCK_T),
+            )
         page = load_pages(table, first_key + 2 * BLOCK_T, limit, PAGE, BLOCK_T)
-        scores = bounded_scores(tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE), scale, SOFTCAP)
+        scores = tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE)
+        scores = bounded_scores(scores * k_scale, scale, SOFTCAP)
         key = first_key + tl.arange(0, BLOCK_T)
         seen = (key < limit)[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 1, tl.exp2)
-        acc = tl.dot(weights.to(values.dtype.element_ty), v_block, acc * correction[:, None], input_precision="ieee")
+        weights = (weights * v_scale).to(v_block.dtype)
+        acc = tl.dot(weights, v_block, acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum
     return acc, maximum, total
 
@@ -103,7 +128,7 @@ def first_seen(context, count, WINDOW: tl.constexpr):
 
 @tilewright.jit
 def paged_parts(q, keys, values, tables, starts, lengths, out, parts, sums, tokens, slots, columns, sequences, scale,
-                HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                *scales, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
                 PAGE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, FULL: tl.constexpr, BLOCK_T: tl.constexpr,
                 BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
                 TYPE: tl.constexpr):  # fmt: skip
@@ -136,9 +161,10 @@ def paged_parts(q, keys, values, tables, starts, lengths, out, parts, sums, toke
             q_rows = ((query * HEADS + head) * HEAD)[:, None]
             q_block = tl.load(q + q_rows + dim, mask=exists & (dim < HEAD), other=0.0)
             acc, maximum, total = attend_keys(
-                q_block, keys + key_head * HEAD, values + key_head * VALUE_HEAD, tables + sequence * columns,
-                context - count + row // GROUP, first, limit, slots // PAGE, scale, KEY_HEADS * HEAD,
-                KEY_HEADS * VALUE_HEAD, HEAD, VALUE_HEAD, PAGE, ROWS, BLOCK_T, BLOCK_D, BLOCK_V, WINDOW, SOFTCAP, TYPE,
+                q_block, keys + key_head * HEAD, values + key_head * VALUE_HEAD, slot_scales(scales, key_head),
+                tables + sequence * columns, context - count + row // GROUP, first, limit, slots // PAGE, scale,
+                KEY_HEADS, HEAD, VALUE_HEAD, PAGE, ROWS, BLOCK_T, BLOCK_D,
+                BLOCK_V, WINDOW, SOFTCAP, TYPE,
             )  # fmt: skip
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             if length >= context - base:
@@ -181,7 +207,7 @@ def combine_paged_parts(parts, sums, starts, lengths, out, tokens, columns, sequ
 
 
 @tilewright.jit
-def paged_blocks(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, sequences, scale,
+def paged_blocks(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, sequences, scale, *scales,
                  HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
                  PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SEARCHES: tl.constexpr,
                  BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr,
@@ -219,8 +245,8 @@ def paged_blocks(q, keys, values, tables, starts, lengths, out, tokens, slots, c
         if WINDOW > 0:
             first = tl.maximum(before + begin // GROUP + 1 - WINDOW, 0)
         acc, _, total = attend_keys(
-            q_block, keys + key_head * HEAD, values + key_head * VALUE_HEAD, tables + sequence * columns,
-            before + row // GROUP, first, limit, slots // PAGE, scale, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, HEAD,
+            q_block, keys + key_head * HEAD, values + key_head * VALUE_HEAD, slot_scales(scales, key_head),
+            tables + sequence * columns, before + row // GROUP, first, limit, slots // PAGE, scale, KEY_HEADS, HEAD,
             VALUE_HEAD, PAGE, BLOCK, BLOCK_T, BLOCK_D, BLOCK_V, WINDOW, SOFTCAP, TYPE,
         )  # fmt: skip
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -26,8 +26,8 @@ class Family(Protocol):
     def __init__(self, step: GenerationStep) -> None: ...
 
     @property
-    def elements_per_token(self) -> int:
-        """Elements that all pools keep of a token."""
+    def bytes_per_token(self) -> int:
+        """Bytes that all pools keep of a token."""
         ...
 
     def build(self) -> Graph:

@@ -55,9 +55,9 @@ class Decoder:
         self.scale = self.heads.width**-0.5
 
     @property
-    def elements_per_token(self) -> int:
-        """Elements that all pools keep of a token."""
-        return 2 * self.layers * self.heads.keys * self.heads.width
+    def bytes_per_token(self) -> int:
+        """Bytes that all pools keep of a token."""
+        return 2 * self.layers * self.heads.keys * self.step.bytes_per_head(self.heads.width)
 
     def build(self) -> Graph:
         """The whole step."""

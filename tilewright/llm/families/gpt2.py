@@ -28,9 +28,9 @@ class GPT2:
         step.checkpoint.check_layers("h.", self.layers, "n_layer")
 
     @property
-    def elements_per_token(self) -> int:
-        """Elements that all pools keep of a token."""
-        return 2 * self.layers * self.hidden
+    def bytes_per_token(self) -> int:
+        """Bytes that all pools keep of a token."""
+        return 2 * self.layers * self.heads * self.step.bytes_per_head(self.width)
 
     def build(self) -> Graph:
         """The whole step."""

@@ -13,35 +13,42 @@ from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS
 from tilewright.library.attention.hopper.paged_chunks_kernel import paged_chunks
 from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.library.attention.hopper.paged_kernel import paged_tokens
+from tilewright.library.attention.hopper.paged_narrow import NarrowPagedConfig
+from tilewright.library.attention.hopper.paged_narrow_kernel import paged_narrow_tokens
 from tilewright.library.candidate import KernelCall, Operand, TiledOperand
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.hopper import is_possible
 from tilewright.symbolic import Size, lift, minimum, simplify, upper_bound
 from tilewright.targets.base import Target
 
+FewConfig = PagedConfig | NarrowPagedConfig
 _LONG_PART = 2048  # keys from which on a sequence may hold up the others
 _CHUNK_KEYS = {64: 96, 128: 80}  # of a block, by the width of heads
 _MOST_SEQUENCES = 4096  # whose starts a CTA looks at together
 
 
-def paged_config(constants: Mapping[str, Any], operands: Mapping[str, Value], graph: Graph) -> PagedConfig | None:
+def paged_config(constants: Mapping[str, Any], operands: Mapping[str, Value], graph: Graph) -> FewConfig | None:
     """The config without its parts; None where the kernel cannot compute the op."""
     if constants["HEAD"] != constants["VALUE_HEAD"] or operands["q"].dtype.itemsize != 2:
         return None
     if upper_bound(operands["lengths"].shape[0]) > _MOST_SEQUENCES:
         return None
     indices = (operands["tables"], operands["starts"], operands["lengths"])
-    config = PagedConfig(
-        D=constants["HEAD"], ROWS=constants["ROWS"], GROUP=constants["HEADS"] // constants["KEY_HEADS"],
-        PAGE=constants["PAGE"], WINDOW=constants["WINDOW"], SOFTCAP=constants["SOFTCAP"],
-        EARLY=all(value in graph.inputs and value not in graph.mutations for value in indices),
-        TYPE=tl.dtype(operands["q"].dtype),
-    )  # fmt: skip
+    common = {
+        "D": constants["HEAD"], "ROWS": constants["ROWS"], "GROUP": constants["HEADS"] // constants["KEY_HEADS"],
+        "PAGE": constants["PAGE"], "WINDOW": constants["WINDOW"], "SOFTCAP": constants["SOFTCAP"],
+        "EARLY": all(value in graph.inputs and value not in graph.mutations for value in indices),
+        "TYPE": tl.dtype(operands["q"].dtype),
+    }  # fmt: skip
+    pool = operands["keys"].dtype
+    config: FewConfig = PagedConfig(**common)
+    if pool != operands["q"].dtype:
+        config = NarrowPagedConfig(**common, POOL=tl.dtype(pool), SCALED="scales_0" in operands)
     return config if all(is_possible(config._replace(SPLITS=splits)) for splits in (1, CLUSTER_CTAS)) else None
 
 
 def paged_calls(
-    config: PagedConfig, operands: Mapping[str, Value], constants: Mapping[str, Any], target: Target
+    config: FewConfig, operands: Mapping[str, Value], constants: Mapping[str, Any], target: Target
 ) -> tuple[KernelCall, ...]:
     """The launches, each with the sizes that it is for, of which the first that applies is run."""
     sequences, columns = operands["lengths"].shape[0], operands["tables"].shape[1]
@@ -69,7 +76,7 @@ def _ranges(key_heads: int, processors: int) -> list[tuple[int, int | None]]:
 
 
 def _call(
-    config: PagedConfig, operands: Mapping[str, Value], constants: Mapping[str, Any],
+    config: FewConfig, operands: Mapping[str, Value], constants: Mapping[str, Any],
     condition: tuple[Size, int] | None,
 ) -> KernelCall:  # fmt: skip
     key_heads, slots = constants["KEY_HEADS"], operands["keys"].shape[0]
@@ -80,17 +87,19 @@ def _call(
     given: dict[str, Operand] = {
         "q": operands["q"], "k": tiled(operands["keys"]), "v": tiled(operands["values"]), "out": operands["out"],
         **{name: operands[name] for name in ("tables", "starts", "lengths")},
+        **{name: operands[name] for name in ("scales_0", "scales_1") if name in operands},
         "tokens": operands["q"].shape[0], "slots": slots, "columns": operands["tables"].shape[1],
         "heads": constants["HEADS"], "key_heads": key_heads, "scale": constants["scale"] * math.log2(math.e),
     }  # fmt: skip
     types = {**dict.fromkeys(("tokens", "slots", "columns"), "i64"), "heads": "i32", "key_heads": "i32", "scale": "f32"}
     grid = (simplify(lift(operands["lengths"].shape[0]) * key_heads * config.SPLITS), 1, 1)
-    return KernelCall(paged_tokens, given, types, {"CONFIG": config}, grid, condition)
+    kernel = paged_tokens if isinstance(config, PagedConfig) else paged_narrow_tokens
+    return KernelCall(kernel, given, types, {"CONFIG": config}, grid, condition)
 
 
-def chunk_config(few: PagedConfig) -> AttentionConfig | None:
+def chunk_config(few: FewConfig) -> AttentionConfig | None:
     """The config for chunks of prompts, next to that for few new tokens; None where the kernel has none."""
-    if few.D not in _CHUNK_KEYS or few.WINDOW or few.SOFTCAP:
+    if isinstance(few, NarrowPagedConfig) or few.D not in _CHUNK_KEYS or few.WINDOW or few.SOFTCAP:
         return None
     config = AttentionConfig(D=few.D, BN=_CHUNK_KEYS[few.D], CONSUMERS=3, CAUSAL=True, FLAT=False, TYPE=few.TYPE,
                          PAGE=few.PAGE)  # fmt: skip
@@ -99,7 +108,7 @@ def chunk_config(few: PagedConfig) -> AttentionConfig | None:
 
 def chunk_call(
     config: AttentionConfig,
-    few: PagedConfig,
+    few: FewConfig,
     operands: Mapping[str, Value],
     constants: Mapping[str, Any],
     target: Target,
