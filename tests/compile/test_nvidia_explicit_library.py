@@ -8,7 +8,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.hopper_support import traced_attention, traced_grouped, traced_matmul, unit_rows
+from tests.host.hopper_support import traced_attention, traced_bf16x6, traced_grouped, traced_matmul, unit_rows
 from tilewright.errors import LaunchError, MissingDependencyError
 from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.hopper import SHARED_BYTES
@@ -150,6 +150,24 @@ def test_grouped_products(config: MatmulConfig) -> None:
     lowered = lower(traced_grouped(config), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert not assembly.resources.stack and lowered.shared_bytes <= config.shared_bytes + 1024
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 128), (128, 64), (64, 64), (64, 32)])
+def test_float32_in_parts(rows: int, columns: int, turned: bool) -> None:
+    """Six products of four instructions a stage, and nothing spilled."""
+    if turned and columns % 64:
+        pytest.skip("a transposed B comes in 64 columns")
+    config = MatmulConfig(
+        BM=rows, BN=columns, CONSUMERS=rows // 64, STAGES=2, PARTS=3, OUTPUT=tl.float32, A_TRANSPOSED=turned,
+        B_TRANSPOSED=turned, DEPENDENT=True, BATCHED=turned,
+    )  # fmt: skip
+    assembly = assemble_kernel(
+        lower(traced_bf16x6(config), TARGET, NvidiaOptions()), TARGET, AssemblyOptions(strict=True)
+    )
+    assert assembly.resources.spill_stores == 0
+    loops = machine_loops(assembly, "HGMMA")
+    assert any(sum("HGMMA" in opcode for opcode in loop) == 24 for loop in loops)
 
 
 @tilewright.jit

@@ -17,6 +17,7 @@ from tilewright.library.attention.hopper.paged_chunks_kernel import paged_chunks
 from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.library.attention.hopper.paged_kernel import paged_tokens
 from tilewright.library.grouped.hopper_kernel import grouped_matmul
+from tilewright.library.matmul.hopper.bf16x6_kernel import bf16x6_matmul
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
 
@@ -52,6 +53,17 @@ def traced_matmul(config: MatmulConfig, extra: tuple[str, ...] = ()) -> Function
     if extra:
         types["extra"] = extra
     return matmul.trace(types, {"CONFIG": config})
+
+
+def traced_bf16x6(config: MatmulConfig) -> Function:
+    """The kernel of float32 products in parts."""
+    config.check()
+    types: dict[str, Any] = {
+        "a": tensor_map(config.left_block, config.INPUT), "b": tensor_map(config.right_block, config.INPUT),
+        "a_planes": "*bf16", "b_planes": "*bf16", "c": f"*{config.OUTPUT.element.text}",
+        **dict.fromkeys(("M", "N", "K", "a_line", "b_line", "batches"), "i32"),
+    }  # fmt: skip
+    return bf16x6_matmul.trace(types, {"CONFIG": config})
 
 
 def traced_grouped(config: MatmulConfig, extra: tuple[str, ...] = ()) -> Function:

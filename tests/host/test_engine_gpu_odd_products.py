@@ -56,17 +56,17 @@ def test_products_that_stay(dtype, rows: int, depth: int, assembler: None) -> No
 def test_large_products_of_float32(
     transposed: bool, driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their depth is filled up, and columns where rows of the right operand run along them."""
+    """As tf32 their depth is filled up, and columns where rows of the right operand run along them."""
     monkeypatch.setattr(nvidia, "GPU_KERNELS", replace(GPU_KERNELS, padded_work_single=1 << 20))
     w = rng.standard_normal((259, 61) if transposed else (61, 259)).astype(np.float32)
     b = GraphBuilder("odd")
     product = b.op("matmul", [b.input("x", float32, (257, 61)), b.constant(w)], transpose_b=transposed)
     b.output(b.op("relu", [product]), "y")
-    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    engine = build(b.finish(), "cuda:sm_90a", precision="tf32", tuning=Tuning(effort=0))
     assert len(engine.plan.steps) == (2 if transposed else 3)
     x = rng.standard_normal((257, 61)).astype(np.float32)
     exact = np.maximum(x.astype(np.float64) @ (w.T if transposed else w), 0)
-    assert np.max(np.abs(engine.run({"x": x})["y"] - exact)) <= 2.0**-20 * np.max(exact)
+    assert np.max(np.abs(engine.run({"x": x})["y"] - exact)) <= 2.0**-9 * np.max(exact)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def multiply(config: MatmulConfig, rng: np.random.Generator, M: int, N: int, K: 
         (PRODUCT._replace(A_TRANSPOSED=True, SHARE_B=2), (136, 136, 100)),
         (PRODUCT._replace(DEPENDENT=True), (136, 72, 300)),
         (PRODUCT._replace(LAG=1, STAGES=3), (300, 136, 200)),
-        (PRODUCT._replace(LAG=2, STAGES=4, BM=192, CONSUMERS=3, BN=48), (400, 136, 100)),
+        (PRODUCT._replace(LAG=2, STAGES=5, BM=192, CONSUMERS=3, BN=48), (400, 136, 400)),
         (NARROW._replace(SINGLE=True, STAGES=3, BN=112, A_ROWS=16, DEPENDENT=True), (16, 330, 600)),
         (NARROW._replace(BN=112, STAGES=5, A_ROWS=16, DEPENDENT=True, FLIGHT=2), (16, 330, 600)),
         (NARROW._replace(SPLIT=2, STAGES=6, A_ROWS=8, DEPENDENT=True, FLIGHT=2, BN=64), (5, 128, 1000)),

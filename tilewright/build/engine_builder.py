@@ -228,7 +228,8 @@ class EngineBuilder:
         if recipe is not None:
             name += "." + ".".join(str(entry) for _, entry in recipe)
         name = self.weights.add(self.prefix, name, self.graph.constants[value], recipe)
-        if recipe is None or (value.name not in self.placements and packing.is_exact(recipe)):
+        array = self.graph.constants[value]
+        if recipe is None or (value.name not in self.placements and packing.gives_back(recipe, array)):
             self.placements[value.name] = (name, recipe)
         return name
 

@@ -44,6 +44,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              the sums over the depth of such integers, as int32 [directions][N / W][G][W].  They do not tell the weights
     lines    ("length", L)
              the last dimension filled with zeros up to L elements
+    parts    ("rows", R), ("columns", C), ("line", L)
+             float32 matrices of R x C as bfloat16 [matrices, 3, R, L]: three numbers whose sum is each of them,
+             and zeros.  Parts below 2^-133 are rounded: they do not give back the very same numbers (`gives_back`)
     diagonal ("count", N)
              convolution weights [O, I, 1, …] as a matrix [N O, N I]: N times along the diagonal, zeros elsewhere
 """
@@ -55,9 +58,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import BY_NAME, NARROW, DType, int4
+from tilewright.dtypes import BY_NAME, NARROW, DType, bfloat16, int4
 
 _PAIRS = {4: (1.0,), 6: (0.5, 2.0), 8: (1.0, 0.5, 2.0)}  # points of Winograd's F(m, r), without 0 and infinity
+_LEAST_OF_PARTS = np.float32(2.0**-110).view(np.uint32)  # bits of the least number whose parts bfloat16 has exactly
+_INFINITE = np.float32(np.inf).view(np.uint32)
 _ROWS = 256  # of a matrix that are turned at a time
 Recipe = tuple[tuple[str, Any], ...]
 
@@ -120,6 +125,15 @@ def is_exact(recipe: Recipe) -> bool:
     return dict(recipe)["kind"] not in ("winograd", "filters", "gate_sums")
 
 
+def gives_back(recipe: Recipe, array: np.ndarray) -> bool:
+    """Whether `invert` gives back this very constant from its packed form."""
+    if dict(recipe)["kind"] != "parts":
+        return is_exact(recipe)
+    magnitudes = array.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    tiny = (magnitudes > 0) & (magnitudes < _LEAST_OF_PARTS)
+    return not (tiny | (magnitudes > _INFINITE)).any()
+
+
 def order_recipe(axes: Sequence[int]) -> Recipe:
     """The recipe of permuted dimensions."""
     return (("kind", "order"), ("axes", tuple(axes)))
@@ -154,6 +168,11 @@ def lines_recipe(length: int) -> Recipe:
     return (("kind", "lines"), ("length", length))
 
 
+def parts_recipe(rows: int, columns: int, line: int) -> Recipe:
+    """The recipe of float32 matrices as three planes of bfloat16, whose rows begin `line` elements apart."""
+    return (("kind", "parts"), ("rows", rows), ("columns", columns), ("line", line))
+
+
 def diagonal_recipe(count: int) -> Recipe:
     """The recipe of a matrix that stands `count` times along the diagonal of a larger one."""
     return (("kind", "diagonal"), ("count", count))
@@ -166,6 +185,8 @@ def packed_dtype(recipe: Recipe, dtype: np.dtype) -> np.dtype:
         return np.dtype(np.int32) if BY_NAME[fields["dtype"]].is_integer else dtype
     if fields["kind"] == "gate_sums":
         return np.dtype(np.int32)
+    if fields["kind"] == "parts":
+        return bfloat16.numpy
     if fields["kind"] == "words":
         return np.dtype(np.uint32)
     return np.dtype(np.uint8) if fields["kind"] in ("nibbles", "bytes", "dense") else dtype
@@ -213,6 +234,9 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return (*outer, shape[1] // group, fields["width"], *((group,) if group > 1 else ()))
     if fields["kind"] == "lines":
         return (*shape[:-1], fields["length"])
+    if fields["kind"] == "parts":
+        matrices = int(np.prod(shape)) // (fields["rows"] * fields["columns"])
+        return (matrices, 3, fields["rows"], fields["line"])
     if fields["kind"] == "diagonal":
         return (fields["count"] * shape[0], fields["count"] * shape[1])
     raise ValueError(f"unknown packing recipe {recipe!r}")
@@ -258,10 +282,27 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
         lines[..., : array.shape[-1]] = array
         return lines
+    if fields["kind"] == "parts":
+        planes = np.zeros(packed_shape(recipe, array.shape), bfloat16.numpy)
+        matrices = array.reshape(-1, fields["rows"], fields["columns"])
+        planes[..., : fields["columns"]] = np.stack(_parts(matrices), axis=1)
+        return planes
     if fields["kind"] == "diagonal":
         matrix = array.reshape(array.shape[:2])
         return np.kron(np.eye(fields["count"], dtype=array.dtype), matrix)
     raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def _parts(array: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """float32 numbers as three of bfloat16, largest first, as `matmul.hopper.bf16x6_kernel.parts_of` has them."""
+    finite = np.isfinite(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = array.astype(bfloat16.numpy)
+    cut = (array.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16.numpy)
+    high = np.where(finite & ~np.isfinite(high), cut, high)
+    rest = np.where(finite, array, 0) - np.where(finite, high, 0).astype(np.float32)
+    middle = rest.astype(bfloat16.numpy)
+    return high, middle, (rest - middle.astype(np.float32)).astype(bfloat16.numpy)
 
 
 def _to_gates(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
@@ -288,7 +329,7 @@ def _runs(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
 def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The constant of `shape` whose packed form is `array`, C-contiguous.
 
-    Raises `ValueError` when `array` does not have the packed shape, or does not tell the constant exactly.
+    Raises `ValueError` when `array` does not have the packed shape, or never tells the constant exactly.
     """
     fields = dict(recipe)
     if not is_exact(recipe):
@@ -334,6 +375,9 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return np.ascontiguousarray(np.stack(whole))
     if fields["kind"] == "lines":
         return np.ascontiguousarray(array[..., : shape[-1]])
+    if fields["kind"] == "parts":
+        high, middle, low = (array[:, part, :, : fields["columns"]].astype(np.float32) for part in range(3))
+        return np.where(middle == 0, high, high + (middle + low)).reshape(shape)  # -0 stays -0
     if fields["kind"] == "diagonal":
         return np.ascontiguousarray(array[: shape[0], : shape[1]]).reshape(shape)
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))

@@ -39,7 +39,7 @@ from tilewright.library.select import candidates
 from tilewright.measure.choosing import closest, ranked
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
-from tilewright.ops.choosing import Alternatives, TrialCalls
+from tilewright.ops.choosing import Alternatives, TrialCalls, described
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
@@ -87,6 +87,10 @@ class Prepared:
     def chosen(self) -> tuple[Candidate, ...]:
         """The candidate of each group that runs: the likeliest until times are known."""
         return tuple(found[each.index] for found, each in zip(self.candidates, self.alternatives, strict=True))
+
+    def explain(self) -> list[str]:
+        """What runs for each group, and how it was chosen: a line for each."""
+        return [f"{each.labels[each.index]} ({described(each)})" for each in self.alternatives]
 
     def run(self, given: Mapping[str, ArrayView], out: ArrayView) -> None:
         """Launch on arrays by the names of the graph's inputs; the result goes to `out`, the view of an array."""

@@ -20,7 +20,7 @@ from tilewright.graph.quantization import SCALE_BLOCK
 from tilewright.library.candidate import Candidate
 from tilewright.library.epilogue_parts import EpilogueParts, activated, append_parts
 from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, describe
-from tilewright.library.matmul.simt import product_candidates
+from tilewright.library.matmul.simt import float32_on_tensor_cores, product_candidates
 from tilewright.library.select import candidates
 from tilewright.library.slots import epilogue_slots
 from tilewright.library.split import split_group
@@ -50,7 +50,7 @@ def prepare_strided(
         return _Writer(problem, parts, given, residual_stride, inverse).graph()
 
     def divided(graph: Graph, target: Target) -> calls.Divided:
-        target = target.without_tensor_copies().with_precision(IEEE if problem.exact or whole else TF32)
+        target = target.with_precision(IEEE if problem.exact or whole else TF32)
         return _divided(graph, target, None if whole else (problem.batches, *strides))
 
     key = ("matmul", problem, parts, strides, scales, residual_stride, inverse)
@@ -161,12 +161,18 @@ def _rows_of_blocks(found: ArrayView) -> tuple[int, int]:
 
 
 def _divided(graph: Graph, target: Target, strides: tuple[Any, ...] | None) -> calls.Divided:
-    """The groups of a graph, its product read by strides: (batches, those of a, those of b); None: as it says."""
+    """The groups of a graph, its product read by strides: (batches, those of a, those of b); None: as it says.
+
+    Tensor copies move no array as it is given, but what float32 is split into.
+    """
+    whole, target = target, target.without_tensor_copies()
 
     def strided(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         assert group.anchor is not None and strides is not None
         product = _by_strides(describe(group.anchor, graph, 0), *strides)
-        return product_candidates(product, epilogue_slots(group, graph), group, target)
+        slots = epilogue_slots(group, graph)
+        found = product_candidates(product, slots, group, target)
+        return [*found, *float32_on_tensor_cores(product, slots, group, whole, None, found)]
 
     def found(group: Group, graph: Graph) -> list[Candidate]:
         if strides is None or group.anchor is None or group.anchor.op != "matmul":

@@ -286,7 +286,7 @@ def _aligned(epilogue: Epilogue, extra: tuple[Any, ...]) -> bool:
 
 
 class MatmulPlan:
-    """A prepared product: `config` on Hopper (None: the portable kernel), `choice` how it was found, `remarks` what to
+    """A prepared product: `config` on Hopper (None: a kernel of engines), `choice` how it was found, `remarks` what to
     know.  ``plan(a, b, …)`` takes the arguments of `matmul`, which must pose the same problem."""
 
     def __init__(self, problem: MatmulProblem, ordinal: int | None, effort: int) -> None:
@@ -304,7 +304,7 @@ class MatmulPlan:
             self.ranked = list(close(problem.shape_class, self.machine))
             reason = "" if self.ranked else "no config takes it"
         if reason:
-            self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
+            self.remarks.append(Remark("matmul", f"takes a kernel of engines: {reason}"))
         numbers, labels = range(len(self.ranked)), list(map(str, self.ranked))
         self.alternatives = Alternatives("matmul", problem.shape_class.key, ordinal, labels, numbers, numbers)
 
@@ -322,6 +322,7 @@ class MatmulPlan:
         """The problem, what was chosen, why, and what else there was."""
         lines = [self.problem.key]
         lines += [f"  {remark.message}" for remark in self.remarks]
+        lines += [f"  {line}" for prepared in self._strided.values() for line in prepared.explain()]
         if self.ranked:
             lines.append(f"  {len(self.ranked)} candidates of the model; {described(self.alternatives)}:")
         choice = self.choice or Choice(0, "estimate")

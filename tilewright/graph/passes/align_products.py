@@ -3,10 +3,11 @@
 A GPU's copies to shared memory read rows that begin at multiples of 16 bytes.  Where the depth or the columns are no
 multiple of so many numbers, a kernel reads element by element, of 16 bits up to five times as slowly: operands are
 copied into rows of zeros first, constants once in the build, and what is beyond the columns is cut off. Where there is
-little to multiply for what would be copied, as in products of few rows, it is read element by element. Products of
-float32 are slow themselves: large ones alone are worth it, and columns only where rows of the right operand run along
-them. Left operands that are read transposed, as they lie (`transposed_products`), have no rows along the depth: it
-counts where the right operand has, and nothing is copied where they are read element by element.
+little to multiply for what would be copied, as in products of few rows, it is read element by element. Large products
+of float32 are filled up as tf32, in columns only where rows of the right operand run along them; otherwise they are
+split into parts, whose rows begin where copies can read them (`library.matmul.hopper.bf16x6`). Left operands that are
+read transposed, as they lie (`transposed_products`), have no rows along the depth: it counts where the right operand
+has, and nothing is copied where they are read element by element.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _aligned(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value
     rows = prod(upper_bound(extent) for extent in node.output.shape[:-1])
     if single:
         wider = 0 if transposed else wider
-        if b.rank > 2 or min(rows, columns) < kernels.padded_side:
+        if kernels.exact or b.rank > 2 or min(rows, columns) < kernels.padded_side:
             return None
     by_pairs = b.shape[-1] * b.dtype.itemsize % kernels.pair_bytes == 0 and not single
     if by_pairs and rows <= kernels.paired_rows and rewriter.constant(b) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,8 +14,9 @@ from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.blocks import MatmulBlocks, row_ranges
+from tilewright.library.matmul.blocks import MatmulBlocks, RowRange, row_ranges
 from tilewright.library.matmul.gate import gate_slots
+from tilewright.library.matmul.hopper.bf16x6 import PlainCall, bf16x6_products
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.launch import gemm_call
 from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, as_sum_of_products, describe, norm_in_front
@@ -31,6 +33,7 @@ from tilewright.targets.base import Target
 PLAIN_CONFIGS = 6  # tiles of the plain kernel that are candidates
 TRANSPOSED_CONFIGS = 2  # of them with operands that are turned ahead
 _MUCH_SOONER = 0.7  # of the time of other candidates: what products of 16 bits in parts must take at most
+_PERHAPS_SOONER = 1.25  # of the time of other candidates, up to which the estimate does not tell which is sooner
 _COPY_BYTES = 16  # of the largest copies to shared memory
 
 
@@ -109,12 +112,26 @@ def product_candidates(
         tiles = partial(_tiled, slots=slots, group=group, target=target, most=TRANSPOSED_CONFIGS)
         plain += of_transposed_operands(problem, graph, target, tiles)
     found = [*plain, *hopper_products(problem, slots, group, target, graph)]
+    found += float32_on_tensor_cores(problem, slots, group, target, graph, found)
     if problem.a.dtype.is_float and problem.a.dtype.bits == 16:
         # Clusters divide a depth among two CTAs at most.
         limit = _MUCH_SOONER * min(candidate.cost.seconds for candidate in found)
         parts = _in_parts(problem, slots, group, target)
         found += [candidate for candidate in parts if candidate.cost.seconds <= limit]
     return found
+
+
+def float32_on_tensor_cores(
+    problem: GraphProduct, slots: Slots, group: Group, target: Target, graph: Graph | None, others: Sequence[Candidate]
+) -> list[Candidate]:
+    """A float32 product on tensor cores that take 16 bits (`hopper.bf16x6`), where it may be sooner than the others."""
+    if problem.a.dtype != float32 or not target.wgmma:
+        return []
+    seconds = _epilogue_seconds(problem, slots, target)
+    cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
+    found = bf16x6_products(problem, slots, target, graph, _quickest_calls(problem, slots, target), cost)
+    limit = _PERHAPS_SOONER * min(candidate.cost.seconds for candidate in others)
+    return [candidate for candidate in found if candidate.cost.seconds <= limit]
 
 
 def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: Size, seconds: float) -> Cost:
@@ -154,14 +171,28 @@ def _tiled(
         calls: list[KernelCall] = []
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
         for span, (tile, _) in zip(spans, tiles, strict=True):
-            condition = None if span.at_most is None else (problem.rows, span.at_most)
-            call = gemm_call(problem, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), condition)
-            constants = {**call.constants, **tf32}
-            calls.append(replace(call, constants=constants, threads=tile.threads, evenly=True))
+            calls.append(_tile_call(problem, slots, tile, span, target))
             reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
         seconds = tiles[-1][1] + epilogue
         cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
         found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
+    return found
+
+
+def _tile_call(problem: GraphProduct, slots: Slots, tile: SimtTile, span: RowRange, target: Target) -> KernelCall:
+    """The launch of a tile for a range of rows."""
+    condition = None if span.at_most is None else (problem.rows, span.at_most)
+    call = gemm_call(problem, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), condition)
+    constants = {**call.constants, **tf32_constants(problem.a, target)}
+    return replace(call, constants=constants, threads=tile.threads, evenly=True)
+
+
+def _quickest_calls(problem: GraphProduct, slots: Slots, target: Target) -> list[PlainCall]:
+    """The launch of the best tile for each range of rows but the last, with its seconds."""
+    found = []
+    for span in row_ranges(problem.rows)[:-1]:
+        tile, seconds = ranked_tiles(_in_numbers(problem, span.examples, target), target.machine())[0]
+        found.append((_tile_call(problem, slots, tile, span, target), seconds))
     return found
 
 

@@ -37,7 +37,13 @@ from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.matmul.problem import GraphProduct, sum_type
-from tilewright.library.matmul.simt import plain_tile, product_candidates, product_cost, tf32_constants
+from tilewright.library.matmul.simt import (
+    float32_on_tensor_cores,
+    plain_tile,
+    product_candidates,
+    product_cost,
+    tf32_constants,
+)
 from tilewright.library.matmul.simt_parts import in_parts
 from tilewright.library.matmul.simt_tiles import SimtTile, simt_problem
 from tilewright.library.packing import order_recipe
@@ -78,9 +84,12 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
             product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, *steps, 0
         )
         # Tiles of `tl.dot` are for what tensor copies cannot move.
+        products = product_candidates(problem, slots, group, target)
+        if w in graph.constants:
+            own = replace(problem, b=w, b_depth=1, b_column=x.shape[-1])
+            products += float32_on_tensor_cores(own, slots, group, target, graph, products)
         found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
-                 for candidate in product_candidates(problem, slots, group, target)
-                 if not copied or candidate.name != "tiled matmul"]  # fmt: skip
+                 for candidate in products if not copied or candidate.name != "tiled matmul"]  # fmt: skip
         found += folded_pixels(group, graph, target)
     elif not copied or (w not in graph.constants and is_padded(x, w) and is_mostly_zeros(anchor, x, w)):
         found = _implicit(group, slots, weights.operand, target)

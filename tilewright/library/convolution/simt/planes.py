@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue
-from tilewright.library.convolution.problem import convolution_of, reads_one_pixel
+from tilewright.library.convolution.problem import convolution_of, is_pointwise, reads_one_pixel
 from tilewright.library.convolution.simt.few_planes import FewProblem, ranked_forms
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.convolution.simt.winograd import winograd_convolution
@@ -20,7 +21,8 @@ from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.simt import product_cost
+from tilewright.library.matmul.problem import GraphProduct
+from tilewright.library.matmul.simt import float32_on_tensor_cores, product_cost
 from tilewright.library.matmul.simt_parts import in_parts
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.packing import order_recipe
@@ -50,7 +52,24 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     if upper_bound(columns) <= most and upper_bound(taps) <= kernels.plane_taps:
         return [preceded_by(weights, candidate) for candidate in _few(group, slots, weights.operand, target)]
     found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
+    found += _pointwise(group, slots, graph, target, found)
     return [*found, *winograd_convolution(group, slots, graph, target)]
+
+
+def _pointwise(
+    group: Group, slots: Slots, graph: Graph, target: Target, others: Sequence[Candidate]
+) -> list[Candidate]:
+    """A convolution of single pixels as the weights times each image, where tensor cores multiply float32."""
+    anchor, x, w = convolution_of(group)
+    if not is_pointwise(anchor, w):
+        return []
+    (columns, channels), images, pixels = w.shape[:2], x.shape[0], product(x.shape[2:])
+    image = simplify(lift(channels) * pixels)
+    problem = GraphProduct(
+        columns, pixels, channels, w, x, channels, 1, pixels, 1, 0, 1, images, images, (0, 0), (0, image)
+    )
+    found = float32_on_tensor_cores(problem, slots, group, target, graph, others)
+    return [replace(candidate, name=f"pointwise convolution as {candidate.name}") for candidate in found]
 
 
 def _slots(group: Group, graph: Graph) -> Slots:

@@ -27,6 +27,9 @@ class MatmulConfig(NamedTuple):
     begin so many stages one after the other, and stay apart: one stores while the other still multiplies.
 
     With `SINGLE` a CTA has one tile, and its results are staged where its operands were; so it is with `SPLIT`.
+
+    With `PARTS` of three each number is the sum of three of the type `INPUT`, which lie in planes (`bf16x6_kernel`). A
+    stage has the tiles of all planes, and threads store the results.
     """
 
     BM: int = 128
@@ -60,6 +63,10 @@ class MatmulConfig(NamedTuple):
     EPILOGUE: Any = identity
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
     WHOLE: bool = False  # a tile's results are staged all at once
+    ONE_A: bool = False  # all batches have one A, of parts
+    ONE_B: bool = False
+    PARTS: int = 1  # planes of numbers that are added to one, of both operands
+    MULTIPLE: int = 1  # that the columns of C are multiples of, where threads store them
     STORED: int = ATOM  # bytes of a row of results that are stored at once, 128 or 64: fewer need fewer registers
 
     @property
@@ -113,6 +120,11 @@ class MatmulConfig(NamedTuple):
         return (self.BK, self.BN) if self.B_TRANSPOSED else (self.BN, self.BK)
 
     @property
+    def terms(self) -> tuple[tuple[int, int], ...]:
+        """Which planes of A and B are multiplied, the smallest products first; smaller ones are left out."""
+        return tuple((total - right, right) for total in range(self.PARTS - 1, -1, -1) for right in range(total + 1))
+
+    @property
     def left_block(self) -> tuple[int, ...]:
         """The tile of A's tensor map: what one CTA loads of a stage."""
         return self._part(self.left_shape, self.A_TRANSPOSED, self.SHARE_A)
@@ -125,7 +137,7 @@ class MatmulConfig(NamedTuple):
     def _part(self, shape: tuple[int, int], transposed: bool, shares: int) -> tuple[int, ...]:
         axis = 1 if transposed else 0
         part = tuple(extent // shares if number == axis else extent for number, extent in enumerate(shape))
-        return (1, *part) if self.BATCHED else part
+        return (1, *part) if self.BATCHED or self.PARTS > 1 else part
 
     @property
     def stage_bytes(self) -> int:
@@ -140,12 +152,12 @@ class MatmulConfig(NamedTuple):
     @property
     def left_stage_bytes(self) -> int:
         """Bytes of A that come to a stage."""
-        return int(self.loaded_rows * self.BK * self.INPUT.itemsize)
+        return int(self.PARTS * self.loaded_rows * self.BK * self.INPUT.itemsize)
 
     @property
     def right_stage_bytes(self) -> int:
         """Bytes of B that come to a stage."""
-        return int(self.BN * self.BK * self.INPUT.itemsize)
+        return int(self.PARTS * self.BN * self.BK * self.INPUT.itemsize)
 
     @property
     def apart(self) -> bool:
@@ -159,6 +171,11 @@ class MatmulConfig(NamedTuple):
             return 64
         least = 1 << (-(-self.loaded_rows // self.SPLIT) - 1).bit_length()
         return min(self.rows // self.SPLIT, max(8, least)) if self.A_ROWS else self.rows // self.SPLIT
+
+    @property
+    def stored_columns(self) -> int:
+        """Columns that threads store at once, where they store results themselves."""
+        return 16
 
     @property
     def chunk(self) -> int:
@@ -206,17 +223,19 @@ class MatmulConfig(NamedTuple):
     @property
     def registers(self) -> tuple[int, int]:
         """Budgets of loading and multiplying threads; with one consumer all have enough."""
+        if self.PARTS > 1 and self.CONSUMERS == 2:
+            return (40, 232)  # the places of several planes
         return {1: (0, 0), 2: (24, 240), 3: (32, 160)}[self.CONSUMERS]
 
     @property
     def left_bytes(self) -> int:
         """Shared memory of the stages of A."""
-        return int(self.STAGES * self.BK * self.INPUT.itemsize * self.loaded_rows)
+        return self.STAGES * self.left_stage_bytes
 
     @property
     def right_bytes(self) -> int:
         """Shared memory of the stages of B."""
-        return int(self.STAGES * self.BK * self.INPUT.itemsize * self.BN)
+        return self.STAGES * self.right_stage_bytes
 
     @property
     def sums_right(self) -> bool:
@@ -239,11 +258,15 @@ class MatmulConfig(NamedTuple):
     @property
     def staging_bytes(self) -> int:
         """Shared memory of whole chunks of results on their way out."""
+        if self.PARTS > 1:
+            return 0
         return int(self.CONSUMERS * self.stored_rows * self.BUFFERS * self.chunk * self.OUTPUT.itemsize)
 
     @property
     def tail_bytes(self) -> int:
         """Shared memory of the last, smaller chunks."""
+        if self.PARTS > 1:
+            return 0
         return int(self.CONSUMERS * self.stored_rows * self.tail * self.OUTPUT.itemsize)
 
     @property
@@ -284,13 +307,14 @@ class MatmulConfig(NamedTuple):
     def check(self) -> MatmulConfig:
         """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         row = self.BK * self.INPUT.itemsize
-        accumulators = self.rows // 64 * self.BN // 2 * (2 if self.PROMOTE else 1)
+        accumulators = self.rows // 64 * self.BN // 2 * (3 if self.PARTS > 1 else 2 if self.PROMOTE else 1)
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
         partial, ring = self.BM * self.BN * 4, max(self.left_bytes, self.right_bytes)
         whole_rows = self.BM % (64 * self.sharers) == 0
         entry = min(255, REGISTERS // (128 * (self.CONSUMERS + 1)) // 8 * 8)
         most = 104 if self.CONSUMERS == 3 else 208
         normed = self.A_ROWS in (8, 16, 32) and self.sharers == 1 and self.INPUT.itemsize == 2 and not self.PROMOTE
+        plain = not (self.SPLIT > 1 or self.PING_PONG or self.SINGLE or self.A_ROWS or self.FLIGHT or self.PROMOTE)
         rules = [
             (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.sharers} consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
@@ -321,7 +345,7 @@ class MatmulConfig(NamedTuple):
             (self.BN // 2 + 26 <= entry, f"ptxas wants more than {entry} registers a thread for products this wide"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
             (not (self.SINGLE and self.PING_PONG), "PING_PONG takes several tiles"),
-            (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
+            (0 <= self.LAG * (self.CONSUMERS - 1) < self.STAGES, "all consumers begin within the stages"),
             (
                 not self.FLIGHT or (self.DEPENDENT and self.CONSUMERS == 1),
                 "FLIGHT is for dependent products by one consumer",
@@ -331,6 +355,8 @@ class MatmulConfig(NamedTuple):
                 "a tile that is staged at once has room for it, whole chunks, no gate, and others after it",
             ),
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
+            (self.PARTS == 1 or (plain and self.INPUT.itemsize == 2), "PARTS are of 16 bits, unsplit and unpromoted"),
+            (self.PARTS == 1 or self.BN % self.stored_columns == 0, f"PARTS take BN in steps of {self.stored_columns}"),
             (self.NORM is None or normed, "NORM is for up to 32 rows of 16 bits, a power of two of A_ROWS, unpromoted"),
         ]
         return checked(self, rules)
