@@ -23,7 +23,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.importers import import_model
 from tilewright.quant.layers import layers_of, quantized, residuals_of
 from tilewright.quant.quantize import calibrate
-from tilewright.targets.kernels import GPU_KERNELS
+from tilewright.targets.kernel_facts import GPU_KERNELS
 
 FP8_LARGEST = 448.0
 HIDDEN, HEADS, INTERMEDIATE = 4096, 32, 16384  # of the block

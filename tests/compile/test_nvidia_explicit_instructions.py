@@ -16,7 +16,17 @@ from tilewright.layout.matrix import wgmma_descriptor
 from tilewright.targets.gpu.transfer import default_layout
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
-from tilewright.targets.nvidia.explicit import access, barriers, cluster, ptx, roles, tma, views, wgmma
+from tilewright.targets.nvidia.explicit import (
+    barriers,
+    cluster,
+    dependent_launch,
+    matrix_moves,
+    ptx,
+    roles,
+    tma,
+    views,
+    wgmma,
+)
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
@@ -92,8 +102,8 @@ def test_clusters_and_dependent_launch() -> None:
         where = ptx.address(builder, builder.integer(64, "i32"))
         for words in (1, 2, 4):
             write(builder, target, cluster.load_remote(builder, where, peer, words))
-        cluster.grid_wait(builder)
-        cluster.launch_dependents(builder)
+        dependent_launch.grid_wait(builder)
+        dependent_launch.launch_dependents(builder)
         cluster.arrive(builder)
         cluster.wait(builder)
 
@@ -162,7 +172,7 @@ def test_products_with_registers_and_transposed_operands() -> None:
         first = wgmma.multiply(builder, instruction, views.operand(builder, left, True, 2), right, None)
         numbers = wgmma.wait(builder, 0, first)
         narrow = [builder.cast("fptrunc", number, "bfloat") for number in numbers]
-        pairs = [access.pair(builder, *narrow[2 * i : 2 * i + 2]) for i in range(len(narrow) // 2)]
+        pairs = [matrix_moves.pair(builder, *narrow[2 * i : 2 * i + 2]) for i in range(len(narrow) // 2)]
         words = tuple(tuple(tuple(pairs[32 * s + 4 * k :][:4]) for k in range(4)) for s in range(2))
         held = wgmma.RegisterOperand(words)
         second = wgmma.multiply(builder, instruction, held, right, numbers)
@@ -227,7 +237,9 @@ def place_of(row: int, column: int, view: views.SharedView) -> int:
     return panel * view.rows * view.swizzle + row * view.swizzle + (within ^ turned)
 
 
-def rows_of(move: access.Move, chosen: access.AccessPlan, layout: LinearLayout, lane: int, warp: int) -> list[Any]:
+def rows_of(
+    move: matrix_moves.Move, chosen: matrix_moves.AccessPlan, layout: LinearLayout, lane: int, warp: int
+) -> list[Any]:
     """Coordinates of what a lane's address points at, in the order of memory."""
     if not chosen.matrices:
         return [layout.apply(register=register, lane=lane, warp=warp) for register in move.registers]
@@ -264,9 +276,9 @@ def test_addresses(name: str) -> None:
     builder = LLVMBuilder(Module(), "f", "void", [("i32", "lane", ""), ("i32", "warp", "")])
     view = views.whole(builder.integer(0, "i32"), tuple(reversed(shape)) if transposed else shape, element, swizzle)
     view = view.transpose() if transposed else view
-    chosen = access.plan(layout, shape, view, stored=True)
+    chosen = matrix_moves.plan(layout, shape, view, stored=True)
     assert chosen.matrices == matrices
-    places = access.Addresses(builder, view, chosen, access.Threads(*builder.arguments))
+    places = matrix_moves.Addresses(builder, view, chosen, matrix_moves.Threads(*builder.arguments))
     found = [places.place(move.place) for move in chosen.moves]
     lanes, warps = np.meshgrid(np.arange(32), np.arange(4))
     known = evaluate(builder.block.lines, {"%lane": lanes, "%warp": warps})
@@ -293,8 +305,8 @@ def test_vectors_end_where_tiles_end(shape: tuple[int, ...]) -> None:
     layout = blocks[len(shape)].layout(covered)
     builder = LLVMBuilder(Module(), "f", "void", [("i32", "lane", ""), ("i32", "warp", "")])
     view = views.whole(builder.integer(0, "i32"), shape, dtypes.float32, 0)
-    chosen = access.plan(layout, shape, view, stored=False)
-    places = access.Addresses(builder, view, chosen, access.Threads(*builder.arguments))
+    chosen = matrix_moves.plan(layout, shape, view, stored=False)
+    places = matrix_moves.Addresses(builder, view, chosen, matrix_moves.Threads(*builder.arguments))
     valid = [places.inside(move.place) for move in chosen.moves]
     lanes, warps = np.meshgrid(np.arange(32), np.arange(4))
     known = evaluate(builder.block.lines, {"%lane": lanes, "%warp": warps})
@@ -321,16 +333,16 @@ def test_moves_of_tiles(name: str, instruction: str) -> None:
     def body(builder: LLVMBuilder) -> None:
         number = thread(builder)
         lane = builder.binary("and", number, builder.integer(31, "i32"))
-        threads = access.Threads(lane, builder.binary("lshr", number, builder.integer(5, "i32")))
-        values: access.Values = {}
+        threads = matrix_moves.Threads(lane, builder.binary("lshr", number, builder.integer(5, "i32")))
+        values: matrix_moves.Values = {}
         for start, stored in ((0, False), (65536, True)):
             stored_shape = tuple(reversed(shape)) if transposed else shape
             view = views.whole(builder.integer(start, "i32"), stored_shape, element, swizzle)
             view = view.transpose() if transposed else view
-            chosen = access.plan(layout, shape, view, stored)
+            chosen = matrix_moves.plan(layout, shape, view, stored)
             if stored:
-                access.store(builder, chosen, view, threads, values)
+                matrix_moves.store(builder, chosen, view, threads, values)
             else:
-                values = access.load(builder, chosen, view, threads, kind, [])
+                values = matrix_moves.load(builder, chosen, view, threads, kind, [])
 
     assert instruction in kernel(body).ptx

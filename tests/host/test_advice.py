@@ -22,7 +22,7 @@ from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.insight.page import page
 from tilewright.insight.report import report
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.kernels import GPU_KERNELS
+from tilewright.targets.kernel_facts import GPU_KERNELS
 from tilewright.targets.registry import get_target
 
 

@@ -27,23 +27,22 @@ def test_host_is_read_once_and_hashable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "registers", "tile", "masked"),
+    ("name", "bits", "registers", "tile"),
     [
-        ("x86-64", 128, 16, (6, 8), False),
-        ("x86-64-v3", 256, 16, (6, 16), False),
-        ("x86-64-v4", 512, 32, (14, 32), True),
-        ("aarch64", 128, 32, (8, 12), False),
-        ("apple-m1", 128, 32, (8, 12), False),
+        ("x86-64", 128, 16, (6, 8)),
+        ("x86-64-v3", 256, 16, (6, 16)),
+        ("x86-64-v4", 512, 32, (14, 32)),
+        ("aarch64", 128, 32, (8, 12)),
+        ("apple-m1", 128, 32, (8, 12)),
     ],
 )
-def test_named_tables(name: str, bits: int, registers: int, tile: tuple[int, int], masked: bool) -> None:
+def test_named_tables(name: str, bits: int, registers: int, tile: tuple[int, int]) -> None:
     target = CPUTarget.named(name)
     assert (target.vector_bits, target.vector_registers) == (bits, registers)
     assert (
         target.microtile(dtypes.float32) == target.microtile(dtypes.bfloat16) == target.microtile(dtypes.int8) == tile
     )
     assert target.microtile(dtypes.float64) == (tile[0], tile[1] // 2)
-    assert target.masked_memory == masked
     assert target.lanes(dtypes.float32) == bits // 32
 
 

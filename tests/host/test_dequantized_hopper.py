@@ -35,7 +35,7 @@ from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
 from tilewright.runtime.cuda.device import current_device
 from tilewright.settings import settings
-from tilewright.targets.kernels import unsupported_weights
+from tilewright.targets.kernel_facts import unsupported_weights
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget

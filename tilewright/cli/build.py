@@ -18,8 +18,11 @@ from tilewright.cli.precision import AUTO, DataOption, MaxDropOption, MetricOpti
 from tilewright.cli.progress import BuildProgress
 from tilewright.cli.shapes import Ranges, ShapesOption, parse_shapes, read_graph
 from tilewright.engine.file import check_replaceable
+from tilewright.engine.timings import read_timings
 from tilewright.errors import EngineError
+from tilewright.graph.specialize import restrict_shapes
 from tilewright.insight.search import search_of
+from tilewright.measure.record import TimingCache
 from tilewright.precision import IEEE
 
 if TYPE_CHECKING:
@@ -135,9 +138,6 @@ def build(
 
 def _write_times(recorded: Sequence[Timing], path: Path, timing_cache: Path) -> None:
     """Add the times of an engine's file to those that were recorded."""
-    from tilewright.engine.timings import read_timings
-    from tilewright.measure.record import TimingCache
-
     TimingCache([*recorded, *read_timings(path)]).write(timing_cache)
 
 
@@ -202,8 +202,6 @@ def _choices(path: Path, targets: Sequence[str], about_times: bool) -> Iterator[
 
 def _recorded(model: Path, timing_cache: Path | None, reproducible: bool) -> tuple[Timing, ...]:
     """The times of the engine that is built again, and of the named file, which a first build need not have."""
-    from tilewright.engine.timings import read_timings
-
     found: tuple[Timing, ...] = ()
     if model.suffix == ".engine":
         try:
@@ -230,7 +228,6 @@ def _read(model: Path, ranges: Ranges, trust: bool) -> tuple[Graph, str]:
     """The graph of a model file or of an engine, its sizes held to the ranges, and where the model came from."""
     if model.suffix == ".engine":
         from tilewright.build import rebuild
-        from tilewright.graph.specialize import restrict_shapes
 
         graph, source = rebuild.read_graph(model)
         return restrict_shapes(graph, ranges) if ranges else graph, source

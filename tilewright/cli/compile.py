@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewright import shim
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.errors import CompilationError, TilewrightError
 
@@ -50,7 +51,6 @@ def compile(
 
 def load_kernel(file: Path, name: str) -> JITFunction:
     """The kernel `name` of a Python file, below autotune and heuristics; raises `typer.BadParameter`."""
-    from tilewright import shim
     from tilewright.launch.heuristics import KernelWrapper
     from tilewright.launch.jit import JITFunction
 

@@ -9,13 +9,19 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+import tilewright
 from tilewright.cli.cache import cache_state, summary
 from tilewright.cli.console import terminal
 from tilewright.errors import MissingDependencyError, TilewrightError
+from tilewright.runtime import parallel
+from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.driver import version as driver_version
+from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
 
 PACKAGES = {  # distribution -> (what it is for, how to get it)
@@ -91,12 +97,10 @@ def _nvidia_tools() -> tuple[str, str]:
 
 def _gpu() -> str:
     """The GPU of this machine; raises `DeviceError` or `MissingDependencyError` without one."""
-    from tilewright.runtime.cuda.device import device
-    from tilewright.runtime.cuda.driver import version
     from tilewright.targets.registry import get_target
 
     gpu = device(0)
-    newest = f"driver for CUDA {version() // 1000}.{version() % 1000 // 10}"
+    newest = f"driver for CUDA {driver_version() // 1000}.{driver_version() % 1000 // 10}"
     return f"{gpu.name}, {gpu.memory_bytes >> 30} GiB, {newest}; {get_target('cuda').description}"
 
 
@@ -117,8 +121,6 @@ def _double() -> Any:
 
 def check_cpu() -> None:
     """Compile a kernel, run it and check its result."""
-    import numpy as np
-
     values = np.random.default_rng().standard_normal(1000).astype(np.float32)
     result = np.zeros_like(values)
     _double()[(2,)](values, result, values.size, BLOCK=512)
@@ -132,9 +134,6 @@ def _compile_cuda() -> None:
 
 def check_cuda() -> None:
     """The same on the GPU of this machine."""
-    import numpy as np
-
-    from tilewright.runtime.cuda.memory import DeviceArray
 
     values = np.random.default_rng().standard_normal(1000).astype(np.float32)
     source, result = DeviceArray.from_numpy(values), DeviceArray(values.shape, values.dtype)
@@ -145,9 +144,6 @@ def check_cuda() -> None:
 
 def report() -> dict[str, Any]:
     """Everything `doctor` prints, as data."""
-    import tilewright
-    from tilewright.runtime import parallel
-
     state = cache_state()
     return {
         "tilewright": tilewright.__version__,

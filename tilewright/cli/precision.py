@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from tilewright.cli.console import wrong_usage
 from tilewright.cli.progress import BuildProgress
@@ -96,8 +97,6 @@ def search(
 
 def show_search(console: Console, data: Mapping[str, Any]) -> None:
     """Print a search's layers and points (`insight.search.search_of`)."""
-    from rich.table import Table
-
     names = list(dict.fromkeys(name for row in data["layers"] for name in row["candidates"]))
     table = Table("layer", "op", *(f"{name} µs, error" for name in names), "chosen", "why")
     for row in data["layers"]:

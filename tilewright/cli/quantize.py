@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from tilewright.cli.build import TrustOption, check_written
 from tilewright.cli.console import terminal, wrong_usage
@@ -121,8 +122,6 @@ def _checkpoint(
     with BuildProgress(f"Quantizing {output.name}", terminal(stderr=True, quiet=quiet)) as progress:
         found = quantize_checkpoint(model, output, scheme, group=group, exclude=exclude, progress=progress)
     if not quiet:
-        from rich.table import Table
-
         console = terminal()
         table = Table("layer", "outputs x inputs", "scheme", "error of the weights")
         for row in found.layers:
@@ -135,8 +134,6 @@ def _checkpoint(
 
 def show(found: Quantization, path: Path) -> None:
     """Print the table of layers, the difference of each output, and the file."""
-    from rich.table import Table
-
     console = terminal()
     table = Table("layer", "op", "scheme", "range", "error", title=None)
     for row in found.layers:

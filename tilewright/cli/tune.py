@@ -9,6 +9,8 @@ import typer
 from rich.table import Column, Table
 
 from tilewright.cli.console import terminal
+from tilewright.engine.timings import read_timings
+from tilewright.measure.record import TimingCache
 
 FilesArgument = Annotated[list[Path], typer.Argument(help="Timing caches or engines to read; later files win.")]
 
@@ -21,9 +23,6 @@ def merge(
     output: Annotated[Path, typer.Option("-o", "--output", help="Timing cache to write.")],
 ) -> None:
     """Merge timing caches and the times inside engines into one file."""
-    from tilewright.engine.timings import read_timings
-    from tilewright.measure.record import TimingCache
-
     merged = TimingCache(timing for file in files for timing in read_timings(file))
     merged.write(output)
     terminal().print(f"{output}: {len(merged)} problems", soft_wrap=True)
@@ -32,9 +31,6 @@ def merge(
 @commands.command("show")
 def show(files: FilesArgument) -> None:
     """Show recorded times: problem, device, candidates timed, the fastest and its time."""
-    from tilewright.engine.timings import read_timings
-    from tilewright.measure.record import TimingCache
-
     recorded = TimingCache(timing for file in files for timing in read_timings(file))
     if not len(recorded):
         terminal().print("no times are on record there: nothing was timed")

@@ -16,6 +16,7 @@ from tilewright.engine.arguments import Arguments
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, as_path, read_package, write_package
 from tilewright.engine.plan_json import plan_from_json
+from tilewright.engine.profiling import step_rows
 from tilewright.engine.programs import programs_of
 from tilewright.engine.signatures import PublicKey
 from tilewright.engine.trust import Trust
@@ -35,7 +36,7 @@ from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.seeds import next_seed
 from tilewright.runtime.session import PlanSession, check_threads
 from tilewright.runtime.shapes import check_mapping
-from tilewright.symbolic import evaluate, lift, simplify
+from tilewright.symbolic import lift, simplify
 from tilewright.targets.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -545,20 +546,7 @@ class Engine:
         session, inputs = self._link(inputs), self._with_seed(inputs)
         threads = self._threads if threads is None else threads
         times = session.step_times(inputs, runs, threads, len(self.plan.steps))
-        sizes = session.symbols(inputs)
-        rows = []
-        for number, step in enumerate(self.plan.steps):
-            choice = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
-            rows.append(
-                {
-                    "name": step.name,
-                    "kernel": self.kernel_name(choice.kernel),
-                    "milliseconds": sorted(run[number] for run in times)[runs // 2],
-                    "bytes": evaluate(step.bytes, sizes),
-                    "flops": evaluate(step.flops, sizes),
-                }
-            )
-        return rows
+        return step_rows(self.plan, times, session.symbols(inputs), self.kernel_name)
 
 
 def staged_symbol(plan: Any, parts: Sequence[str], graph: bytes) -> str:

@@ -35,7 +35,6 @@ from tilewright.importers.torch_arguments import (
     both_forms,
     in_range,
     key_of,
-    named_leaves,
     native_axes,
     of_sizes,
     own_names,
@@ -60,7 +59,13 @@ from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import as_plain_attributes, plain_calls, plain_fields, signature_of
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_program import export_fixed, export_other_way, export_program, narrowed_ranges
+from tilewright.importers.torch_program import (
+    ExportedModel,
+    export_fixed,
+    export_other_way,
+    export_program,
+    narrowed_ranges,
+)
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import always, filled, results_of
@@ -181,11 +186,12 @@ def _import_module(
     args, kwargs = in_range(module, args, kwargs, neutral)
     with _inference_mode(module), exportable(module), plain_calls(module, given, named) as returned:
         whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
+        model = ExportedModel(module, args, kwargs, native, whole)
         assumed: list[Assumption] = []  # of sizes
         report(f"torch.export of {name}")
-        program = export_program(module, args, kwargs, native, whole, assumed)
+        program = export_program(model, assumed)
         assumed += written_copies(program)
-        names = own_names([leaf for leaf, _ in named_leaves(module, args, kwargs)[1]])
+        names = own_names([leaf for leaf, _ in model.named_leaves()[1]])
         fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
 
         tell = _log(name)
@@ -194,13 +200,13 @@ def _import_module(
             ones = [each for each in assumed if each.only_one]
             report(f"operations of {name}")
             core, conditions = _decomposed(program, name, [each for each in assumed if not each.only_one])
-            exports = _Exports(module, args, kwargs, whole, neutral, name, returned, names, tell, report)
+            exports = _Exports(model, neutral, name, returned, names, tell, report)
             known = exports.last_returned
             joined = exports.by_ways(core, conditions, ones)
             graph = joined or _imported(core, conditions, neutral, name, known, names, tell)
             if ones and joined is None:  # among ways, each has the sizes for which its answers hold
-                again = functools.partial(_at_one, module, args, kwargs, whole, graph)
-                examples = _examples(module, args, kwargs, program, graph)
+                again = functools.partial(_at_one, model, graph)
+                examples = _examples(model, program, graph)
                 refused = refused_at_one(Imported(program, graph, assumed, names), examples, again)
                 if refused:
                     graph = exports.apart(core, conditions, refused, known)
@@ -212,7 +218,7 @@ def _import_module(
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
-            return _with_numbers_fixed(error, lambda: imported(export_fixed(module, args, kwargs, native)))
+            return _with_numbers_fixed(error, lambda: imported(export_fixed(model)))
 
 
 def _with_numbers_fixed(error: UnsupportedOperationError, importing: Callable[[], Graph]) -> Graph:
@@ -230,11 +236,9 @@ def _reporting(progress: Progress | None) -> Callable[[str], None]:
     return (lambda item: progress("import", item, 0.0)) if progress is not None else (lambda item: None)
 
 
-def _examples(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], program: ExportedProgram, graph: Graph
-) -> dict[str, torch.Tensor]:
+def _examples(model: ExportedModel, program: ExportedProgram, graph: Graph) -> dict[str, torch.Tensor]:
     """What the inputs of a graph are in the example, by name."""
-    leaves = dict(named_leaves(module, args, kwargs)[1])
+    leaves = dict(model.named_leaves()[1])
     values = {
         **program.constants,
         **program.state_dict,
@@ -244,29 +248,20 @@ def _examples(
     return {value.name: values[value.name] for value in graph.inputs}
 
 
-def _at_one(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    whole: bool,
-    general: Graph,
-    ones: Ones,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> Imported:
+def _at_one(model: ExportedModel, general: Graph, ones: Ones, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
     """The module exported and imported with some dimensions of its graph fixed to 1, the others as there; `shapes` are
     those of the examples then, of which the first elements are taken."""
-    bound, leaves = named_leaves(module, args, kwargs)
+    bound, leaves = model.named_leaves()
     small = {
         id(leaf): leaf[tuple(map(slice, shapes[key][: leaf.dim()]))].clone()
         for key, leaf in leaves
         if isinstance(leaf, torch.Tensor)
     }
-    args, kwargs = pytree.tree_map(lambda leaf: small.get(id(leaf), leaf), (args, kwargs))
     neutral = {value.name: _axes(value.shape, ones) for value in general.inputs}
     dims: dict[str, Any] = {}
     native = as_nested(bound, iter([native_axes(neutral.get(key, {}), dims) for key, _ in leaves]))
     assumed: list[Assumption] = []
-    program = export_program(module, args, kwargs, native, whole, assumed)
+    program = export_program(model.with_leaves(small, native), assumed)
     names = own_names([key for key, _ in leaves])
     conditions = [each for each in assumed if not each.only_one]
     graph = import_program(program, neutral, general.name, None, names, conditions, lambda remark: None)
@@ -277,10 +272,7 @@ def _at_one(
 class _Exports:
     """Exports of a module for other sizes than the example's (`torch_ways.Exports`)."""
 
-    module: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    whole: bool  # no argument is an object that is given as its tensors
+    model: ExportedModel
     axes: Mapping[str, Axes]
     name: str
     returned: Sequence[Any]  # by its calls, at each export
@@ -345,7 +337,7 @@ class _Exports:
     def _first(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Way:
         """The example's way."""
         sizes: dict[str, int] = {}
-        for key, leaf in named_leaves(self.module, self.args, self.kwargs)[1]:
+        for key, leaf in self.model.named_leaves()[1]:
             for axis, entry in self.axes.get(key, {}).items():
                 if isinstance(entry, Dimension):
                     sizes[entry.name] = leaf.shape[axis]
@@ -363,13 +355,12 @@ class _Exports:
         """The module for an example of these sizes."""
         example = ", ".join(f"{name} {size}" for name, size in sizes.items())
         self.report(f"torch.export of the way of {example}")
-        bound, leaves = named_leaves(self.module, self.args, self.kwargs)
+        bound, leaves = self.model.named_leaves()
         given = {id(leaf): of_sizes(leaf, self.axes.get(key, {}), sizes) for key, leaf in leaves}
-        args, kwargs = pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), (self.args, self.kwargs))
         dims: dict[str, Any] = {}
         native = [native_axes(without(self.axes.get(key, {}), fixed), dims) for key, _ in leaves]
         assumed: list[Assumption] = []
-        program = export_other_way(self.module, args, kwargs, as_nested(bound, iter(native)), self.whole, assumed)
+        program = export_other_way(self.model.with_leaves(given, as_nested(bound, iter(native))), assumed)
         program, conditions = _decomposed(program, self.name, assumed)
         return self._way(program, conditions, sizes, fixed)
 

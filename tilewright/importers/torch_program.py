@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -12,9 +13,11 @@ from unittest import mock
 import sympy
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import ImportModelError
+from tilewright.importers.torch_arguments import named_leaves
 from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
 from tilewright.importers.torch_casts import sizes_in_numbers
 from tilewright.importers.torch_constants import export
@@ -24,44 +27,63 @@ from tilewright.importers.torch_quiet import without_failed_ways
 from tilewright.importers.torch_symbols import assertions_hold
 
 
-def export_program(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    whole: bool,
-    assumed: list[Assumption],
-) -> ExportedProgram:
+@dataclass(frozen=True)
+class ExportedModel:
+    """What is exported: a module with an example of its arguments, and the ranges of sizes in PyTorch's form.
+
+    `whole`: no argument is an object that is given as its tensors.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+    whole: bool
+
+    def export(self, **options: Any) -> ExportedProgram:
+        """The program of `torch.export`."""
+        return export(self.module, self.args, self.kwargs, dynamic_shapes=self.dynamic_shapes, **options)
+
+    def named_leaves(self) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+        """The arguments by name, and the tensors in them by theirs (`torch_arguments.named_leaves`)."""
+        return named_leaves(self.module, self.args, self.kwargs)
+
+    def with_leaves(self, others: Mapping[int, Any], dynamic_shapes: Any) -> ExportedModel:
+        """The same for an example with other tensors, by the identities of those in whose places they are."""
+        args, kwargs = pytree.tree_map(lambda leaf: others.get(id(leaf), leaf), (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
+
+
+def export_program(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
     """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
 
-    `whole`: no argument is an object that is given as its tensors. `assumed` takes up conditions on sizes that do not
-    hold for all of a range.
+    `assumed` takes up conditions on sizes that do not hold for all of a range.
     Raises `ImportModelError`.
     """
-    plain = partial(_plain_export, module, args, kwargs, dynamic_shapes, whole)
+    plain = partial(_plain_export, model)
     try:
         with without_failed_ways():
-            program = _with_symbols(module, plain, assumed)
+            program = _with_symbols(model.module, plain, assumed)
             check_no_transforms(program)
-            if whole and _holds_buffers_twice(module, program):
+            if model.whole and _holds_buffers_twice(model.module, program):
                 with suppress(Exception):
-                    return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
+                    return _noting_ones(assumed, _traced, model)
             return program
     except Exception as error:
-        for way in (*(_traced,) * whole, _assumed, export_fixed) if depends_on_data(error) else ():
+        for way in (*(_traced,) * model.whole, _assumed, export_fixed) if depends_on_data(error) else ():
             try:
                 with without_failed_ways():
-                    return _noting_ones(assumed, way, module, args, kwargs, dynamic_shapes)
+                    return _noting_ones(assumed, way, model)
             except Exception as other:  # the first error says more
                 if not _is_of_ranges(other):
                     continue
                 error = other
                 with suppress(Exception), without_failed_ways():
                     with deciding() as conditions:
-                        program = way(module, args, kwargs, dynamic_shapes)
+                        program = way(model)
                     assumed[:] = conditions
                     return program
-        raise _refused(module, error) from error
+        raise _refused(model.module, error) from error
 
 
 def _refused(module: torch.nn.Module, error: Exception) -> ImportModelError:
@@ -79,22 +101,15 @@ def _refused(module: torch.nn.Module, error: Exception) -> ImportModelError:
     )
 
 
-def export_other_way(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    whole: bool,
-    assumed: list[Assumption],
-) -> ExportedProgram:
+def export_other_way(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
     """The module as its code goes for an example of other sizes; `assumed` takes up conditions on them."""
-    ways: tuple[Callable[..., ExportedProgram], ...] = (export, *(_traced,) * whole, _assumed)
+    ways: tuple[Callable[..., ExportedProgram], ...] = (ExportedModel.export, *(_traced,) * model.whole, _assumed)
     for way in ways:
         try:
             with without_failed_ways(), deciding() as conditions:
-                program = way(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+                program = way(model)
         except Exception as error:
-            if way is export and not depends_on_data(error):
+            if way is ExportedModel.export and not depends_on_data(error):
                 raise
             continue
         assumed[:] = conditions
@@ -123,31 +138,25 @@ def _holds_buffers_twice(module: torch.nn.Module, program: ExportedProgram) -> b
     return any(type(item) is torch.Tensor and item.numel() and item.data_ptr() in known for item in constants)
 
 
-def _traced(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
+def _traced(model: ExportedModel) -> ExportedProgram:
     """The module exported from its bytecode, in which ``int(x.max())`` is a number that the run reads.
 
     Where Python runs the code, `int` gives the example's number.
     """
-    forward = vars(module.forward)["__wrapped__"]  # what `plain_calls` took the place of: Dynamo does not follow it
-    with mock.patch.object(module, "forward", forward):
-        return export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+    forward = vars(model.module.forward)["__wrapped__"]  # what `plain_calls` took the place of, for Dynamo
+    with mock.patch.object(model.module, "forward", forward):
+        return model.export(strict=True)
 
 
-def export_fixed(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
+def export_fixed(model: ExportedModel) -> ExportedProgram:
     """As `_assumed`, all numbers that are read and all sizes that follow from them those of the example."""
-    return _assumed(module, args, kwargs, dynamic_shapes, fixed=True)
+    return _assumed(model, fixed=True)
 
 
-def _assumed(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, fixed: bool = False
-) -> ExportedProgram:
+def _assumed(model: ExportedModel, fixed: bool = False) -> ExportedProgram:
     """The module exported for what the example says of the numbers in tensors, with assertions that say so."""
     with assuming(fixed) as assumptions:
-        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+        program = model.export()
     mark_assumptions(program, assumptions)
     return program
 
@@ -179,14 +188,7 @@ def _with_symbols(
     return program
 
 
-def _plain_export(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    whole: bool,
-    assumed: list[Assumption],
-) -> ExportedProgram:
+def _plain_export(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
     """The exported module without assumptions on the numbers in tensors.
 
     Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
@@ -196,45 +198,31 @@ def _plain_export(
     """
     try:
         with stopping():
-            return _plainly(module, args, kwargs, dynamic_shapes, assumed)
+            return _plainly(model, assumed)
     except (Exception, RangeBroken) as error:
         if not isinstance(error, RangeBroken) and not _is_of_ranges(error):
             raise
-        found = _export_in_ranges(module, args, kwargs, dynamic_shapes, whole, assumed)
+        found = _export_in_ranges(model, assumed)
         if found is not None:
             return found
         if not isinstance(error, RangeBroken):
             raise
-    return _plainly(module, args, kwargs, dynamic_shapes, assumed)  # PyTorch says what is wrong
+    return _plainly(model, assumed)  # PyTorch says what is wrong
 
 
-def _plainly(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    assumed: list[Assumption],
-) -> ExportedProgram:
+def _plainly(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
     with questions() as conditions:
-        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+        program = model.export()
     assumed.extend(conditions)
     return program
 
 
-def _export_in_ranges(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    whole: bool,
-    assumed: list[Assumption],
-) -> ExportedProgram | None:
+def _export_in_ranges(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram | None:
     """As `_plain_export`, of a module for which PyTorch refuses a range; None if nothing exports it."""
-    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
     program = None
     try:
         with deciding() as conditions:
-            program = export(module, args, kwargs, **options)
+            program = model.export()
     except Exception as error:
         if depends_on_data(error):  # of which an export that was stopped knows nothing
             raise
@@ -244,12 +232,11 @@ def _export_in_ranges(
     # What is lost is found by the end only, if there is any.
     may_stop = program is not None and not any(of_floats(each.condition) for each in conditions)
     with suppress(Exception, RangeBroken):
-        deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
         with watching() as lost, stopping(deferred=True) if may_stop else nullcontext():
-            other = _noting_ones(assumed, export, module, args, kwargs, **deferred)
-        if lost and whole:
+            other = _noting_ones(assumed, model.export, prefer_deferred_runtime_asserts_over_guards=True)
+        if lost and model.whole:
             with suppress(Exception):
-                return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
+                return _noting_ones(assumed, _traced, model)
         if not lost and assertions_hold(other):
             return other
     if program is None:

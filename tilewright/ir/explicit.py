@@ -27,7 +27,6 @@ from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapT
 SWIZZLES = (0, 32, 64, 128)
 GREATEST_CTA_THREADS = 1024  # of a CTA
 INTERPRETED_WARP_THREADS = 32  # of the GPUs that explicit kernels are for; the interpreter has no target
-GREATEST_BARRIER = 15  # hardware barriers of a CTA are 0 to 15
 GREATEST_RANK = 5  # of a tensor that is moved by tiles
 EVICTIONS = ("", "evict_first", "evict_last")
 STORE_KINDS = ("", "add", "min", "max", "and", "or", "xor")
@@ -283,11 +282,6 @@ def wgmma_start(operands: Types, attributes: Attributes, regions: Regions) -> li
     fits = len(shape) == 2 and dtype.name in PRODUCTS.values()
     require(fits, lambda: f"{dtype} of shape {list(shape)} is no accumulator", advice)
     return [scalar(PendingType(shape, dtype))]
-
-
-def product_rows(a: TensorType) -> int:
-    """Rows of the product with this operand A: a shared tile of fewer than 64 rows is read on past its end."""
-    return max(64, a.handle.shape[0]) if isinstance(a.handle, SharedType) else a.shape[0]
 
 
 def wgmma(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:

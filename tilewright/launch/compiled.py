@@ -100,7 +100,7 @@ class CompiledKernel(ABC):
     in the order of `function`'s parameters, or all arguments of the source, whose constants are ignored.
     """
 
-    text_names: tuple[str, ...]  # what `dump` shows
+    text_names: tuple[str, ...] = ("ir", "llvm", "asm")  # what `dump` shows
     image_name: str  # what `asm` calls the machine code
 
     def __init__(
@@ -204,36 +204,37 @@ class CompiledKernel(ABC):
         return None
 
     @property
-    @abstractmethod
     def address(self) -> int:
         """Where the kernel's code is: in this process, or the driver's handle."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def metadata(self) -> KernelMetadata:
-        """Name, memory, warps and the like."""
+        """Name, scratch memory and the like."""
+        shared, given = max(1, self.binary.scratch_bytes), dict(self.launch_options)
+        return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, options=given)
 
     @property
-    @abstractmethod
     def n_regs(self) -> int:
         """Registers of a thread; of a CPU's code, vector registers."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def n_spills(self) -> int:
         """Bytes of registers that are stored to local memory."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def n_max_threads(self) -> int:
         """Threads that can run the kernel at once, on a GPU those of a CTA."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _init_handles(self) -> None:
         """Load the code now instead of at the first launch."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]: ...
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, grid: tuple[int, int, int], slots: Sequence[Any], extents: Sequence[Extent] = ()) -> None:
@@ -242,7 +243,6 @@ class CompiledKernel(ABC):
         `extents` are those of its pointers, for a CPU's kernel that checks bounds.
         """
 
-    @abstractmethod
     def run_given(
         self, grid: tuple[int, int, int], slots: Sequence[Any], values: Sequence[Any], ordinal: int, stream: int
     ) -> None:
@@ -250,6 +250,7 @@ class CompiledKernel(ABC):
 
         A CPU has one of either.  Raises `LaunchError` for values that the code was not compiled for.
         """
+        raise NotImplementedError
 
     @property
     def packed_metadata(self) -> tuple[Any, ...]:

@@ -22,8 +22,8 @@ from tilewright.ir.types import PointerType
 from tilewright.launch import hooks, recompile
 from tilewright.launch.arguments import TENSOR_TYPES, leaves
 from tilewright.launch.bounds import extent_of
-from tilewright.launch.compiled import GREATEST_EXTENT, CompiledKernel, Interface, KernelMetadata, full_grid
-from tilewright.launch.driver import Driver, GPUTarget
+from tilewright.launch.compiled import GREATEST_EXTENT, CompiledKernel, Interface, full_grid
+from tilewright.launch.driver import Driver
 from tilewright.launch.launchers import Launching
 from tilewright.launch.launching import Grid, RunTimeArguments
 from tilewright.once import once
@@ -46,7 +46,6 @@ class CPUKernel(CompiledKernel):
     """Machine code of one specialization of a kernel for this machine's CPU; see `CompiledKernel`."""
 
     options: CPUOptions
-    text_names = ("ir", "llvm", "asm")
     image_name = "obj"
 
     def __init__(
@@ -237,13 +236,6 @@ class CPUKernel(CompiledKernel):
         operation, error = backend.failed_operation(self.function, failure, extents)
         place = user_place(operation.location)
         raise located_execution_error(error, operation.opcode, place, failure.program_id) from None
-
-    @property
-    def metadata(self) -> KernelMetadata:
-        """Name, scratch memory and the like."""
-        shared = max(1, self.binary.scratch_bytes)
-        given = dict(self.launch_options)
-        return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, options=given)
 
     @property
     def n_regs(self) -> int:

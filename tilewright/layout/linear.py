@@ -335,10 +335,6 @@ class LinearLayout:
         bases = {name: [without(vector) for vector in self.vectors(name)] for name in self.input_names}
         return LinearLayout.make(bases, without(self.shape))
 
-    def keep_inputs(self, *names: str) -> LinearLayout:
-        """The map of some inputs, the others being 0."""
-        return LinearLayout(tuple((name, self.bases(name)) for name in names), self.outputs)
-
     def with_bases(self, name: str, vectors: Sequence[int]) -> LinearLayout:
         """With other packed vectors for one input."""
         return LinearLayout(tuple((n, tuple(vectors) if n == name else v) for n, v in self.inputs), self.outputs)

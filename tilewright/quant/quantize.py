@@ -19,7 +19,7 @@ from tilewright.graph.partition import is_staged
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
 from tilewright.importers import import_model
-from tilewright.quant.data import Sample, samples_of
+from tilewright.quant.calibration import Sample, samples_of
 from tilewright.quant.layers import (
     GROUPS,
     SCHEMES,
@@ -97,9 +97,9 @@ def quantize(
     """Build an engine with int8 products and convolutions, float8 products, or 8- or 4-bit weights.
 
     `model`, `example_inputs`, `dynamic_shapes`, `target` and `trust` are as for `tilewright.compile`.  `data` are
-    samples of the inputs (`quant.data.samples_of`): a folder, an .npz file, or dicts, tuples or arrays.  The schemes
-    ``int8`` and ``fp8`` use them to find the range of each layer's input; ``int8-dynamic`` and ``fp8-dynamic`` find it
-    at run time and need none.  Targets without 8-bit floats compute with the same numbers in wider ones, and
+    samples of the inputs (`quant.calibration.samples_of`): a folder, an .npz file, or dicts, tuples or arrays.  The
+    schemes ``int8`` and ``fp8`` use them to find the range of each layer's input; ``int8-dynamic`` and ``fp8-dynamic``
+    find it at run time and need none.  Targets without 8-bit floats compute with the same numbers in wider ones, and
     `Quantization.remarks` says so.
     `observer` is ``minmax``, ``percentile``, ``mse`` or ``entropy`` (`quant.observers`).  `exclude` names layers that
     stay in floats, as in the report.  The same model and data give the same engine.

@@ -152,11 +152,11 @@ def loss(weights: np.ndarray, found: np.ndarray, products: np.ndarray) -> float:
     return float(np.einsum("nk,nk->", change @ products, change))
 
 
-def smoothing(weights: np.ndarray, largest: np.ndarray, exponent: float = 0.5) -> np.ndarray:
+def smoothing(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """What inputs [depth] of these magnitudes are divided by and weights [columns, depth] multiplied by, so that both
-    round well: max|x|^e / max|w|^(1 - e)."""
+    round well: (max|x| / max|w|)^(1/2), of SmoothQuant (Xiao and others, 2022)."""
     heights = np.abs(weights).max(axis=0, initial=0)
     known = (largest > 0) & (heights > 0)
     factors = np.ones(len(largest))
-    factors[known] = largest[known] ** exponent / heights[known] ** (1 - exponent)
+    factors[known] = np.sqrt(largest[known]) / np.sqrt(heights[known])
     return np.clip(factors, 1e-4, 1e4).astype(np.float32)

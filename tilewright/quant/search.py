@@ -27,7 +27,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_node
 from tilewright.importers import import_model
 from tilewright.importers.quantized_weights import nearest
-from tilewright.quant.data import Sample, samples_of
+from tilewright.quant.calibration import Sample, samples_of
 from tilewright.quant.layers import (
     DYNAMIC,
     GROUPS,

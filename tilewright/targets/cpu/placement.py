@@ -252,10 +252,10 @@ class Placement:
         self.remarks.append(remark_at(operation, message))
 
 
-def remark_at(operation: Operation, message: str, severity: str = "note") -> Remark:
+def remark_at(operation: Operation, message: str) -> Remark:
     """A remark with the operation's source line."""
     location = operation.location
-    return Remark(severity, message, location.file if location else "", location.line if location else 0)
+    return Remark("note", message, location.file if location else "", location.line if location else 0)
 
 
 def _line(operation: Operation) -> int:

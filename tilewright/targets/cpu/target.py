@@ -15,7 +15,7 @@ from tilewright.forks import cached_property
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.settings import settings
-from tilewright.targets.kernels import CPU_KERNELS
+from tilewright.targets.kernel_facts import CPU_KERNELS
 from tilewright.targets.machine import Machine, cpu_machine
 
 _LINUX_X86, _LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
@@ -162,11 +162,6 @@ class CPUTarget:
     def required_features(self, tiles: bool) -> tuple[str, ...]:
         """What a CPU must have to run code: the features that code generation uses, AMX if the code uses `tiles`."""
         return tuple(name for name in self.features if tiles or not name.startswith("amx"))
-
-    @property
-    def masked_memory(self) -> bool:
-        """Whether masked vector loads and stores are single instructions for every element type."""
-        return self.vector_bits == 512
 
     @property
     def fused_multiply_add(self) -> bool:

@@ -13,12 +13,13 @@ be about them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import Effect, effects_of, is_speculatable
 from tilewright.ir.rewrite import Rebuilder
-from tilewright.targets.gpu.memory_order import movable_loads
+from tilewright.targets.gpu.memory_order import PointerRoots, movable_loads
 
 _MOST_BYTES = 16384  # of the blocks that a loop loads earlier: they take registers meanwhile
 _ORDERED = ("dot", "reduce", "scan", "gather")  # operations of addresses that would have to move before products
@@ -26,20 +27,22 @@ _ORDERED = ("dot", "reduce", "scan", "gather")  # operations of addresses that w
 
 def load_early(function: Function) -> Function:
     """`function` with such loads moved; the same object when there are none."""
+    roots = PointerRoots(function)
     loops = [operation for operation in function.walk() if operation.opcode == "for"]
-    if not any(_moved(function, loop) for loop in loops):
-        return function
-    copy = _Copier().run(function)
-    for loop in copy.walk():
-        if loop.opcode == "for":
-            _move(loop.regions[0], _moved(copy, loop))
-    return copy
+    bodies = {loop.regions[0]: order for loop in loops if (order := _reordered(loop, _moved(loop, roots)))}
+    return _Reorderer(bodies).run(function) if bodies else function
 
 
-class _Copier(Rebuilder):
-    def run(self, function: Function) -> Function:
+class _Reorderer(Rebuilder):
+    """Copies a function with the operations of some regions in other orders."""
+
+    def __init__(self, orders: Mapping[Region, list[Operation]]) -> None:
+        super().__init__()
+        self.orders = orders
         self.changed = True
-        return super().run(function)
+
+    def copy_region(self, region: Region) -> Region:
+        return super().copy_region(Region(region.arguments, self.orders.get(region, region.operations)))
 
 
 def _first_product(body: Region) -> int:
@@ -48,7 +51,7 @@ def _first_product(body: Region) -> int:
     return next(places, len(body.operations))
 
 
-def _moved(function: Function, loop: Operation) -> list[Operation]:
+def _moved(loop: Operation, roots: PointerRoots) -> list[Operation]:
     """The loads after the first product of a loop, with what their addresses need, in order."""
     (body,) = loop.regions
     late = body.operations[_first_product(body) :]
@@ -56,7 +59,7 @@ def _moved(function: Function, loop: Operation) -> list[Operation]:
         return []
     if any(Effect.OBSERVE in effects_of(operation) for operation in loop.walk() if not operation.regions):
         return []
-    movable = movable_loads(function, loop) - _operands(body)
+    movable = movable_loads(loop, roots) - _operands(body)
     inside = {result: operation for operation in late for result in operation.results}
     chosen: set[Operation] = set()
     left = _MOST_BYTES
@@ -99,8 +102,9 @@ def _needed(load: Operation, inside: dict[SSAValue, Operation]) -> set[Operation
     return needed
 
 
-def _move(body: Region, moved: list[Operation]) -> None:
-    if moved:
-        first, chosen = _first_product(body), set(moved)
-        before, after = body.operations[:first], body.operations[first:]
-        body.operations = [*before, *moved, *(operation for operation in after if operation not in chosen)]
+def _reordered(loop: Operation, moved: list[Operation]) -> list[Operation]:
+    """The operations of a loop's body with those that move in front of the first product; nothing where none do."""
+    (body,) = loop.regions
+    first, chosen = _first_product(body), set(moved)
+    before, after = body.operations[:first], body.operations[first:]
+    return [*before, *moved, *(each for each in after if each not in chosen)] if moved else []

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import Effect, effects_of
 from tilewright.targets.gpu.accesses import ACCESSES
@@ -63,19 +64,35 @@ def undisturbed_loads(function: Function) -> frozenset[Operation]:
         operation.attributes.get("volatile") for operation in accesses
     ):
         return frozenset()
-    walk = _Walk(function, ())
-    walk.region(function.region, frozenset())
-    written = {walk.root(operation.operands[0]) for operation in accesses if operation.opcode == "store"}
+    roots = PointerRoots(function)
+    written = {roots.root(operation.operands[0]) for operation in accesses if operation.opcode == "store"}
     pairs = zip(function.region.arguments, function.parameters, strict=True)
     alone = {argument for argument, parameter in pairs if parameter.alias_free} - written
     if None in written:
         return frozenset()
     return frozenset(
-        operation for operation in accesses if operation.opcode == "load" and walk.root(operation.operands[0]) in alone
+        operation for operation in accesses if operation.opcode == "load" and roots.root(operation.operands[0]) in alone
     )
 
 
-def movable_loads(function: Function, loop: Operation) -> set[Operation]:
+class PointerRoots:
+    """The parameters of a kernel that its pointers lead to, found when the first is asked for."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    @cached_property
+    def _walk(self) -> _Walk:
+        walk = _Walk(self._function, ())
+        walk.region(self._function.region, frozenset())
+        return walk
+
+    def root(self, pointer: SSAValue) -> SSAValue | None:
+        """The parameter; None where it is not known."""
+        return self._walk.root(pointer)
+
+
+def movable_loads(loop: Operation, roots: PointerRoots) -> set[Operation]:
     """The loads of a loop's body that may be done earlier than the program says, in this iteration or one before.
 
     They read through parameters that the loop does not store through.  There are none where the loop writes by more
@@ -90,12 +107,10 @@ def movable_loads(function: Function, loop: Operation) -> set[Operation]:
     loads = [operation for operation in loop.regions[0].operations if operation.opcode == "load"]
     if not stores:
         return set(loads)
-    walk = _Walk(function, ())
-    walk.region(function.region, frozenset())
-    written = {walk.root(operation.operands[0]) for operation in stores}
+    written = {roots.root(operation.operands[0]) for operation in stores}
     if None in written:
         return set()
-    return {operation for operation in loads if walk.root(operation.operands[0]) not in (None, *written)}
+    return {operation for operation in loads if roots.root(operation.operands[0]) not in (None, *written)}
 
 
 class _Walk:

@@ -22,7 +22,7 @@ from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
 from tilewright.targets.gpu.accesses import access_facts, access_operands, item_size
 from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment, is_copied
-from tilewright.targets.gpu.memory_order import movable_loads
+from tilewright.targets.gpu.memory_order import PointerRoots, movable_loads
 from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.gpu.transfer import conversion_plan, element_bits, is_padded
 
@@ -122,12 +122,14 @@ def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Oper
         for value in operation.operands:
             users.setdefault(value, []).append(operation)
     plans: dict[Operation, Pipeline] = {}
+    roots = PointerRoots(assignment.function)
     for operation in assignment.function.walk():
         if operation.opcode != "for":
             continue
         given = operation.attributes["num_stages"]
         wanted = given if isinstance(given, int) and given else stages
-        plan = _plan(assignment, operation, users, wanted, limit - _STAGE_ALIGNMENT)
+        movable = movable_loads(operation, roots)
+        plan = _plan(assignment, operation, users, movable, wanted, limit - _STAGE_ALIGNMENT)
         if plan is not None:
             plans[operation] = plan
     # Loops share their memory, so that none may run inside another: the inner ones have it.
@@ -139,11 +141,11 @@ def _plan(
     assignment: Assignment,
     loop: Operation,
     users: Mapping[SSAValue, Sequence[Operation]],
+    movable: Collection[Operation],
     stages: int,
     limit: int,
 ) -> Pipeline | None:
     kind = loop.operands[0].type.dtype
-    movable = movable_loads(assignment.function, loop)
     if kind.bits < 32 or not kind.is_signed or not movable:
         return None
     found = _streams(assignment, loop.regions[0], users, movable, computed=True)

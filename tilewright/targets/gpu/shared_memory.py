@@ -8,7 +8,7 @@ ring, so that an operation rarely meets what the one before it read, and most ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Region
@@ -17,7 +17,6 @@ SHARED_ALIGNMENT = 16
 _RING_BYTES = 16 << 10  # scratch of this size may go round
 _TWICE_BYTES = 24 << 10  # two operations of up to this size get places of their own; larger ones share one
 
-ScratchSize = Callable[[Operation], int]
 Interval = tuple[int, int]
 
 

@@ -516,15 +516,11 @@ class LLVMBuilder:
         name: str,
         arguments: Sequence[LLVMValue],
         return_type: str | None = None,
-        overloads: Sequence[str] | None = None,
     ) -> LLVMValue:
-        """``llvm.<name>`` overloaded on `overloads`, returning `return_type` (default: the first argument's type)."""
+        """``llvm.<name>`` overloaded on the first argument's type, which it returns unless there is a `return_type`."""
         result = return_type or arguments[0].type
-        mangled = "".join(
-            "." + suffix(type_text) for type_text in (overloads if overloads is not None else [arguments[0].type])
-        )
         return self.call(
-            f"llvm.{name}{mangled}",
+            f"llvm.{name}.{suffix(arguments[0].type)}",
             result,
             arguments,
             flags=self.float_flags if element_type(result) in _FLOAT_TYPES else "",
@@ -595,19 +591,15 @@ class LLVMBuilder:
         carried: Sequence[LLVMValue] = (),
         *,
         hint: str = "loop",
-        nonempty: bool = False,
         metadata: str = "",
     ) -> Iterator[Loop]:
         """``for index in range(lower, upper, step)`` with loop-carried values; step > 0.
 
-        The test is at the bottom; a guard is added before unless `nonempty` or the bounds are constants.
+        The test is at the bottom; a guard is added before unless the bounds are constants.
         """
         stride = self.constant(lower.type, step) if isinstance(step, int) else step
         known = lower.constant is not None and upper.constant is not None
-        if known and lower.constant >= upper.constant:  # type: ignore[operator]
-            nonempty = False
-        elif known:
-            nonempty = True
+        nonempty = known and lower.constant < upper.constant  # type: ignore[operator]
         guard = self.block
         preheader, body, exit_block = (
             self.new_block(f"{hint}.pre"),

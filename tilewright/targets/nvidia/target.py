@@ -19,7 +19,7 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.precision import TF32
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.gpu_program import LARGEST_GRID
-from tilewright.targets.kernels import GPU_KERNELS, unsupported_weights
+from tilewright.targets.kernel_facts import GPU_KERNELS, unsupported_weights
 from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.machine import nvidia_machine
 
@@ -214,11 +214,6 @@ class NvidiaTarget:
     def bfloat16_arithmetic(self) -> bool:
         """Whether bfloat16 adds and multiplies in itself (its fused multiply-add is everywhere)."""
         return self.sm >= 90
-
-    @property
-    def maximum_vector_bytes(self) -> int:
-        """The widest load or store of one thread to global memory."""
-        return 16
 
     def supports(self, dtype: DType) -> bool:
         """Whether values of this element type can be computed with (narrow floats through wider ones)."""

@@ -17,7 +17,7 @@ from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE
 from tilewright.targets.gpu.shape import permute
 from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
+from tilewright.targets.nvidia.explicit import matrix_moves, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.barriers import fence_async
 from tilewright.targets.nvidia.lowering import NvidiaLowering, NvidiaRule
 from tilewright.targets.nvidia.warpgroup_layout import (
@@ -49,10 +49,10 @@ def store_tile(lowering: NvidiaLowering, operation: Operation) -> None:
     view = tile_view(lowering.i32(lowering.tiles[operation]), result.type, lowering.layout(result))
     lowering.land()
     lowering.synchronize()
-    chosen = access.plan(lowering.layout(block), block.type.shape, view, stored=True)
+    chosen = matrix_moves.plan(lowering.layout(block), block.type.shape, view, stored=True)
     values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
-    threads = access.Threads(lowering.group.lane, lowering.group.warp)
-    access.store(builder, chosen, view, threads, values)
+    threads = matrix_moves.Threads(lowering.group.lane, lowering.group.warp)
+    matrix_moves.store(builder, chosen, view, threads, values)
     fence_async(builder)
     lowering.synchronize()
     lowering.views[result] = view

@@ -1,4 +1,4 @@
-"""Clusters of CTAs, and dependent launch."""
+"""Clusters of CTAs."""
 
 from __future__ import annotations
 
@@ -52,13 +52,3 @@ def await_words(builder: LLVMBuilder, words: Sequence[LLVMValue]) -> None:
         together = builder.binary("xor", together, word)
     text = "{ .reg .pred rare; setp.eq.b32 rare, $0, 0x5f3759df; @rare fence.acq_rel.cta; }"
     inline(builder, text, [], [together])
-
-
-def grid_wait(builder: LLVMBuilder) -> None:
-    """Wait until the kernels before this one have ended and their writes can be seen."""
-    call(builder, "griddepcontrol.wait")
-
-
-def launch_dependents(builder: LLVMBuilder) -> None:
-    """Allow the kernels after this one to start."""
-    call(builder, "griddepcontrol.launch.dependents")

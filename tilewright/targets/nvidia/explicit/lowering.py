@@ -12,7 +12,7 @@ from tilewright.ir.types import SharedType, TensorMapType
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.llvm.builder import LLVMValue, Module
-from tilewright.targets.nvidia.explicit import access, barriers, cluster, entry
+from tilewright.targets.nvidia.explicit import barriers, cluster, entry, matrix_moves
 from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
 from tilewright.targets.nvidia.explicit.views import SharedView, whole
 from tilewright.targets.nvidia.lowering import NvidiaLowering
@@ -123,9 +123,9 @@ class ExplicitLowering(NvidiaLowering):
     # Threads -------------------------------------------------------------------------------------
 
     @property
-    def threads(self) -> access.Threads:
+    def threads(self) -> matrix_moves.Threads:
         """What addresses are computed from."""
-        return access.Threads(self.group.lane, self.group.warp)
+        return matrix_moves.Threads(self.group.lane, self.group.warp)
 
     def synchronize(self) -> None:
         """Among the threads of a role by the hardware barrier that is its own."""

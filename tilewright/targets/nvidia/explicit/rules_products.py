@@ -6,7 +6,7 @@ from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.types import PendingType, SharedType
 from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
+from tilewright.targets.nvidia.explicit import matrix_moves, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.target import WARP_THREADS
 
@@ -75,7 +75,7 @@ def _in_registers(lowering: ExplicitLowering, a: SSAValue, slices: int) -> wgmma
 
 def _word(lowering: ExplicitLowering, parts: list[LLVMValue]) -> LLVMValue:
     builder = lowering.builder
-    whole = parts[0] if len(parts) == 1 else access.gathered(builder, parts)
+    whole = parts[0] if len(parts) == 1 else matrix_moves.gathered(builder, parts)
     return builder.cast("bitcast", whole, "i32")
 
 

@@ -8,7 +8,7 @@ from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation, Region
 from tilewright.targets.gpu.lowering import ThreadGroup
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.explicit import barriers, cluster, ptx, roles
+from tilewright.targets.nvidia.explicit import barriers, cluster, dependent_launch, ptx, roles
 from tilewright.targets.nvidia.explicit.lowering import FIRST_BARRIER, ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.explicit.ptx import offset
 from tilewright.targets.nvidia.explicit.views import scaled
@@ -89,11 +89,11 @@ def _cluster_wait(lowering: ExplicitLowering, operation: Operation) -> None:
 
 
 def _grid_wait(lowering: ExplicitLowering, operation: Operation) -> None:
-    cluster.grid_wait(lowering.builder)
+    dependent_launch.grid_wait(lowering.builder)
 
 
 def _launch_dependents(lowering: ExplicitLowering, operation: Operation) -> None:
-    cluster.launch_dependents(lowering.builder)
+    dependent_launch.launch_dependents(lowering.builder)
 
 
 def _warp_any(lowering: ExplicitLowering, operation: Operation) -> None:

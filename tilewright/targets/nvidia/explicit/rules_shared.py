@@ -11,7 +11,7 @@ from tilewright.ir.types import SharedType, TensorMapType
 from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.lowering import unsupported
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.explicit import access, tma
+from tilewright.targets.nvidia.explicit import matrix_moves, tma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.explicit.ptx import offset
 from tilewright.targets.nvidia.explicit.views import SharedView, tile_bytes, whole
@@ -61,13 +61,13 @@ def _remote(lowering: ExplicitLowering, operation: Operation) -> None:
 
 def _planned(
     lowering: ExplicitLowering, operation: Operation, block: SSAValue, view: SharedView, stored: bool
-) -> access.AccessPlan:
+) -> matrix_moves.AccessPlan:
     """How a block moves to or from a tile."""
     shape = block.type.shape
     if len(shape) > 2 and (view.transposed or any(extent & (extent - 1) for extent in shape[1:-1])):
         reason = "of a tile of more axes than two all but the first and the last are powers of two, and none is swapped"
         raise unsupported(lowering, operation, reason)
-    return access.plan(lowering.layout(block), shape, view, stored)
+    return matrix_moves.plan(lowering.layout(block), shape, view, stored)
 
 
 def _load(lowering: ExplicitLowering, operation: Operation) -> None:
@@ -79,7 +79,7 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
             lowering, operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements"
         )
     element = register_type(result.type.element)
-    values = access.load(lowering.builder, chosen, view, lowering.threads, element, lowering.loading)
+    values = matrix_moves.load(lowering.builder, chosen, view, lowering.threads, element, lowering.loading)
     lowering.define(result, [values[number] for number in lowering.numbers(result)])
 
 
@@ -88,7 +88,7 @@ def _store(lowering: ExplicitLowering, operation: Operation) -> None:
     view = lowering.view(tile)
     chosen = _planned(lowering, operation, block, view, stored=True)
     values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
-    access.store(lowering.builder, chosen, view, lowering.threads, values)
+    matrix_moves.store(lowering.builder, chosen, view, lowering.threads, values)
 
 
 # Copies in bulk ----------------------------------------------------------------------------------

@@ -61,17 +61,16 @@ class AccessPlan:
     transposed: bool = False
 
 
-def plan(layout: LinearLayout, shape: Sequence[int], view: SharedView, stored: bool, matrix: bool = True) -> AccessPlan:
+def plan(layout: LinearLayout, shape: Sequence[int], view: SharedView, stored: bool) -> AccessPlan:
     """The cheapest moves of a block of this layout (powers of two) and `shape` (any) to or from a view.
 
-    `stored` leaves out registers that hold copies.  `matrix` allows ldmatrix and stmatrix.
+    `stored` leaves out registers that hold copies.
     """
     oriented = layout.permute((1, 0)) if view.transposed else layout
     order = tuple(reversed(shape)) if view.transposed else tuple(shape)
     live = frozenset(live_registers(oriented, order))
     extents = (prod(order[:-1]), order[-1])
-    found = _matrix_plan(oriented, extents, view, live) if matrix else None
-    return found or _vector_plan(oriented, extents, view, live, stored)
+    return _matrix_plan(oriented, extents, view, live) or _vector_plan(oriented, extents, view, live, stored)
 
 
 def _matrix_plan(

@@ -9,6 +9,8 @@ import typer
 
 from tilewright.cli.console import terminal
 from tilewright.cli.engine_checks import DigestOption, EngineFileArgument, TrustedKeyOption
+from tilewright.engine.signing import create_key, sign_engine, verify_engine
+from tilewright.engine.trust import Trust
 
 
 def keygen(
@@ -18,8 +20,6 @@ def keygen(
 
     Both are Ed25519 keys in PEM format. KEY is not encrypted; only you may read it. Files are never overwritten.
     """
-    from tilewright.engine.signing import create_key
-
     public = create_key(key)
     terminal().print(f"{key}: private key, keep it to yourself\n{public}: public key", soft_wrap=True)
 
@@ -32,8 +32,6 @@ def sign(
     ] = None,
 ) -> None:
     """Check that an engine is undamaged and sign it. None of its code is run. Other signatures in it stay."""
-    from tilewright.engine.signing import sign_engine
-
     public = sign_engine(engine, key, output)
     terminal().print(f"{output or engine}: signed by {public}", soft_wrap=True)
 
@@ -45,8 +43,5 @@ def verify(
 
     The exit code is 1 if it does not.
     """
-    from tilewright.engine.signing import verify_engine
-    from tilewright.engine.trust import Trust
-
     found = verify_engine(engine, Trust.of(expect_sha256, trusted_key))
     terminal().print(f"{engine}: {found}", soft_wrap=True)
