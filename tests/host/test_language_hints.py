@@ -42,6 +42,33 @@ def test_promises_and_options_are_kept() -> None:
 
 
 @tilewright.jit
+def promised_by_statements(x, out, n, stride, N: tl.constexpr):
+    rows = x + tl.arange(0, N) * stride
+    same = rows
+    total = tl.zeros((N,), tl.float32)
+    for _ in range(n):
+        tl.multiple_of(rows, 16)
+        total += tl.load(rows)
+        rows += N * stride
+    if n > 2:
+        tl.multiple_of(same, 4)
+        total += tl.load(same)
+    tl.store(out + tl.arange(0, N), total + tl.load(same))
+
+
+def test_hints_as_statements_are_about_the_values_of_names() -> None:
+    """As in the reference, where a hint is a note on the value itself: what reads the name later knows it."""
+    function = promised_by_statements.trace({"x": "*f32", "out": "*f32", "n": "i32", "stride": "i32"}, {"N": 8})
+    loads = [operation.operands[0].definition for operation in function.walk() if operation.opcode == "load"]
+    assert [None if found is None else found.opcode for found in loads] == ["hint", "hint", "offset"]
+    assert [found.attributes["divisibility"] for found in loads[:2] if found is not None] == [(16,), (4,)]
+    x, out = np.arange(64, dtype=np.float32), np.zeros(8, np.float32)
+    launch(promised_by_statements, (1,), x, out, 3, 1, N=8)
+    first = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(out, 5 * first + 24)
+
+
+@tilewright.jit
 def printing(x):
     tl.static_print("tracing", x.dtype, 3)
     tl.device_print("value", tl.load(x))

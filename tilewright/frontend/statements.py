@@ -12,7 +12,7 @@ from tilewright.errors import brief
 from tilewright.frontend.analysis import assigned_names, leaves_inside, reads_of, returns_inside, returns_value
 from tilewright.frontend.calls import Calls
 from tilewright.frontend.values import identical, put_together, same_types, take_apart
-from tilewright.ir.core import Region
+from tilewright.ir.core import Operation, Region
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic.convert import bitcast, broadcast_to, constant, is_literal, to_tensor
@@ -107,7 +107,18 @@ class Statements(Calls):
 
     def run_Expr(self, statement: ast.Expr) -> None:
         self.discarded = statement.value
-        self.evaluate(statement.value)
+        found = self.evaluate(statement.value)
+        if isinstance(found, tensor) and found.handle.definition is not None:
+            self._note_hint(found.handle.definition, found)
+
+    def _note_hint(self, operation: Operation, result: tensor) -> None:
+        """A hint as a statement, ``tl.multiple_of(x, 16)``, is about the value of the name: it is read with it."""
+        if operation.opcode == "hint":
+            (promised,) = operation.operands
+            same = [
+                name for name, value in self.names.items() if isinstance(value, tensor) and value.handle is promised
+            ]
+            self.names.update(dict.fromkeys(same, result))
 
     def run_Assert(self, statement: ast.Assert) -> None:
         condition = self.evaluate(statement.test)
