@@ -19,6 +19,7 @@ from tilewright.targets.cpu.failures import assertions, number_assertions
 from tilewright.targets.cpu.lowering import CPUKernelLowering
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.passes.check_bounds import check_bounds
+from tilewright.targets.cpu.passes.sum_in_loops import sum_in_loops
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.waiting import watch_waits
@@ -52,7 +53,8 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
     ),
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
-    (simplify, "what the pass before left over"),
+    (sum_in_loops, "before blocks are placed: a carried block would have a buffer"),
+    (simplify, "what the passes before left over"),
 )
 
 

@@ -1,0 +1,85 @@
+"""Blocks that loops add to, of which only the sum is wanted, are summed up pass by pass on CPUs."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tilewright.ir.verifier import verify
+from tilewright.targets.cpu.passes.sum_in_loops import sum_in_loops
+
+
+@tilewright.jit
+def mean_and_square(x, out, n, N: tl.constexpr):
+    total, squares = tl.zeros((N,), tl.float32), tl.zeros((N,), tl.float32)
+    for start in range(0, n, N):
+        place = start + tl.arange(0, N)
+        value = tl.load(x + place, mask=place < n, other=0.0)
+        total += value
+        squares = value * value + squares
+    tl.store(out, tl.sum(total) / n)
+    tl.store(out + 1, tl.sum(squares))
+
+
+@tilewright.jit
+def columns(x, out, n, R: tl.constexpr, C: tl.constexpr):
+    total, column = tl.zeros((R, C), tl.float32), tl.arange(0, C)
+    for start in range(0, n, R):
+        row = (start + tl.arange(0, R))[:, None]
+        total += tl.load(x + row * C + column, mask=row < n, other=0.0)
+    tl.store(out + column, tl.sum(total, axis=0))
+
+
+@tilewright.jit
+def used_otherwise(x, out, n, N: tl.constexpr):
+    """A block that the loop reads, one that is stored, one of few elements."""
+    place = tl.arange(0, N)
+    compensation, total = tl.zeros((N,), tl.float32), tl.zeros((N,), tl.float32)
+    kept, few = tl.zeros((N,), tl.float32), tl.zeros((16,), tl.float32)
+    for start in range(n):
+        value = tl.load(x + start * N + place) - compensation
+        following = total + value
+        compensation = (following - total) - value
+        total = following
+        kept += value
+        few += tl.load(x + start * N + tl.arange(0, 16))
+    tl.store(out + place, kept)
+    tl.store(out + N, tl.sum(total))
+    tl.store(out + N + 1, tl.sum(kept))
+    tl.store(out + N + 2, tl.sum(few))
+
+
+def carried(function):
+    """The shapes of what each loop of a kernel carries."""
+    return [[value.type.shape for value in loop.results] for loop in function.walk() if loop.opcode == "for"]
+
+
+@pytest.mark.parametrize("n", [0, 5000, 4096])
+def test_sums_of_a_row(n, rng):
+    function = sum_in_loops(mean_and_square.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 1024}))
+    verify(function)
+    assert carried(function) == [[(), ()]]
+    x, out = rng.standard_normal(max(n, 1)).astype(np.float32), np.zeros(2, np.float32)
+    mean_and_square[(1,)](x, out, n, N=1024)
+    if n:
+        np.testing.assert_allclose(out, [x.astype(float).mean(), (x.astype(float) ** 2).sum()], rtol=1e-5, atol=1e-6)
+    else:
+        assert out[1] == 0
+
+
+def test_sums_of_columns(rng):
+    function = sum_in_loops(columns.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"R": 16, "C": 32}))
+    verify(function)
+    assert carried(function) == [[(32,)]]
+    x, out = rng.standard_normal((100, 32)).astype(np.float32), np.zeros(32, np.float32)
+    columns[(1,)](x, out, 100, R=16, C=32)
+    np.testing.assert_allclose(out, x.astype(float).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_that_are_used_otherwise_are_left_alone():
+    function = used_otherwise.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 1024})
+    assert sum_in_loops(function) is function
