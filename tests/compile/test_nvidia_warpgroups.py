@@ -49,6 +49,25 @@ def loop_of(ptx):
     raise AssertionError("no loop multiplies")
 
 
+@tilewright.jit
+def two_sums(a, b, c, d, out, n, M: tl.constexpr, K: tl.constexpr):
+    row, column = tl.arange(0, M)[:, None] * K, tl.arange(0, K)
+    first, total = tl.load(a + row + column), tl.zeros((M, K), tl.float32)
+    for step in range(n):
+        total += tl.dot(first, tl.load(b + (step * K + column[:, None]) * K + column))
+    second = tl.load(c + row + column)
+    for step in range(n):
+        total += tl.dot(second, tl.load(d + (step * K + column[:, None]) * K + column))
+    tl.store(out + row + column, total)
+
+
+def test_tiles_that_are_read_one_after_the_other_share_memory():
+    sizes = {"M": 128, "K": 64}
+    lowered, _ = built(traced(two_sums, {**pointers("f16", "a", "b", "c", "d", "out"), "n": "i32"}, sizes), warps=4)
+    stages = (lowered.shared_bytes - 128 * 64 * 2) // (64 * 64 * 2)  # one tile of 16 KiB, not two
+    assert lowered.shared_bytes == 128 * 64 * 2 + stages * 64 * 64 * 2 and 2 <= stages <= 4
+
+
 def test_a_matmul_keeps_one_group_under_way_and_copies_before_it_waits_for_copies():
     lowered, assembly = built(matmul(), warps=8)
     loop = loop_of(assembly.ptx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.pipelining import Pipeline, aligned, plan_pipelines, streams_of, tile_sizes
 from tilewright.targets.gpu.scratch import SIZES, Size, scratch_sizes
@@ -16,8 +16,8 @@ from tilewright.targets.gpu.shared_memory import Allocation, allocate
 class SharedMemory:
     """Where everything lies: scratch, then `tiles` of products (by conversion), then the loops' stages from `ring` on.
 
-    The stages of all loops are in one place, for none runs inside another. The scratch of what comes after the last of
-    them lies there too.
+    Tiles that are not read at the same time may share memory. The stages of all loops are in one place, for none runs
+    inside another. The scratch of what comes after the last of them lies there too.
     """
 
     scratch: Allocation
@@ -40,20 +40,79 @@ def plan_memory(assignment: Assignment, stages: int, limit: int, sizes: Mapping[
 
     whole = allocate(function, scratch_sizes(assignment, sizes)).size
     loops = plan_pipelines(assignment, stages, limit - whole)
-    apart = sum(tile_sizes(assignment, loops).values())
+    _, apart = place_tiles(function, tile_sizes(assignment, loops))
     if loops:
         whole = allocate(function, early(loops, [])).size
         loops = plan_pipelines(assignment, stages, limit - whole - apart)
     copied = [conversion for stream in streams_of(loops) for conversion in stream.conversions]
     before = early(loops, copied)
-    cursor, tiles = aligned(allocate(function, before).size), {}
-    for operation, size in tile_sizes(assignment, loops).items():
-        tiles[operation] = cursor
-        cursor += size
+    start = aligned(allocate(function, before).size)
+    places, tile_bytes = place_tiles(function, tile_sizes(assignment, loops))
+    tiles, cursor = {operation: start + place for operation, place in places.items()}, start + tile_bytes
     rings = {operation: (cursor, cursor + plan.size) for operation, plan in loops.items()}
     scratch = allocate(function, scratch_sizes(assignment, sizes, copied), rings=rings, early=frozenset(before))
     size = max([scratch.size, cursor if tiles else 0, *(end for _, end in rings.values())])
     return SharedMemory(scratch, tiles, cursor, loops, size)
+
+
+def place_tiles(function: Function, sizes: Mapping[Operation, int]) -> tuple[dict[Operation, int], int]:
+    """Byte offsets of tiles, by the conversions that write them, and the bytes of all.
+
+    A tile takes the first place that no tile has which is read while it is: from its conversion to its last product, or
+    to the end of the loop with that product that it comes from outside of.  Before a conversion writes its tile, all
+    warps wait for the products under way (`warpgroup.store_tile`), so the memory of a tile that no later product reads
+    may be written.
+    """
+    spans = _Spans(function)
+    placed: list[tuple[range, range]] = []  # when a tile is read, and its bytes
+    offsets = {}
+    for operation, size in sizes.items():
+        span = spans.of(operation)
+        others = sorted(
+            (bytes_.start, bytes_.stop) for when, bytes_ in placed if when.start < span.stop and span.start < when.stop
+        )
+        place = 0
+        for start, stop in others:
+            if place + size <= start:
+                break
+            place = max(place, stop)
+        offsets[operation] = place
+        placed.append((span, range(place, place + size)))
+    return offsets, max((bytes_.stop for _, bytes_ in placed), default=0)
+
+
+class _Spans:
+    """From where to where in a kernel's order the result of an operation is needed."""
+
+    def __init__(self, function: Function) -> None:
+        self._first: dict[Operation, int] = {}
+        self._last: dict[Operation, int] = {}
+        self._region: dict[Operation, Region] = {}
+        self._parent: dict[Region, Operation] = {}
+        self._users: dict[SSAValue, list[Operation]] = {}
+        self._visit(function.region)
+
+    def _visit(self, region: Region) -> None:
+        for operation in region.operations:
+            self._first[operation] = len(self._first)
+            self._region[operation] = region
+            for value in operation.operands:
+                self._users.setdefault(value, []).append(operation)
+            for inner in operation.regions:
+                self._parent[inner] = operation
+                self._visit(inner)
+            self._last[operation] = len(self._first) - 1
+
+    def of(self, operation: Operation) -> range:
+        """The operations during which the result must stay."""
+        users = [self._in_region_of(user, operation) for user in self._users.get(operation.result, ())]
+        return range(self._first[operation], max((self._last[user] for user in users), default=0) + 1)
+
+    def _in_region_of(self, user: Operation, operation: Operation) -> Operation:
+        """A user, or what contains it in the operation's own region."""
+        while self._region[user] is not self._region[operation]:
+            user = self._parent[self._region[user]]
+        return user
 
 
 def after_loops(function: Function, loops: Mapping[Operation, Pipeline]) -> set[Operation]:
