@@ -51,7 +51,8 @@ def test_compiles_for(architecture: str) -> None:
     assert kernel.info.architecture == architecture
     assert set(kernel.info.access_bytes) == {16}  # wide accesses, although the count decides
     assert (kernel.info.spills, kernel.info.stack) == (0, 0)
-    assert kernel.n_regs == kernel.info.registers and kernel.metadata.num_warps == 4
+    assert kernel.n_regs % 8 == 0 and 0 <= kernel.n_regs - kernel.info.registers < 8  # as they are handed out
+    assert kernel.metadata.num_warps == 4
 
 
 def test_the_second_time_is_read_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:

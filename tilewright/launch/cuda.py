@@ -30,6 +30,7 @@ from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.registry import backend_of, target_of_device
 
 _TENSOR_MAP = "tensormap<"
+_REGISTERS_AT_ONCE = 8  # of a thread: a multiprocessor gives a warp 256 at once
 
 
 class CudaKernel(CompiledKernel):
@@ -102,8 +103,9 @@ class CudaKernel(CompiledKernel):
 
     @property
     def n_regs(self) -> int:
-        """Registers of a thread."""
-        return self.binary.resources.registers
+        """Registers of a thread as a multiprocessor hands them out, in eights: what host code divides its registers by
+        is the number of threads that run at once."""
+        return -(-max(1, self.binary.resources.registers) // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
 
     @property
     def n_spills(self) -> int:
@@ -112,10 +114,10 @@ class CudaKernel(CompiledKernel):
 
     @property
     def n_max_threads(self) -> int:
-        """Threads that a CTA of this code could have: its registers, in eights, come from one SM."""
+        """Threads that a CTA of this code could have: its registers come from one SM."""
         machine = self.target.machine()
-        registers, warp = -(-max(1, self.n_regs) // 8) * 8, machine.warp_threads
-        return min(GREATEST_CTA_THREADS, machine.registers // registers // warp * warp)
+        warp = machine.warp_threads
+        return min(GREATEST_CTA_THREADS, machine.registers // self.n_regs // warp * warp)
 
     def _init_handles(self) -> None:
         self.start(current_device().ordinal)
