@@ -22,6 +22,7 @@ from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.memory_order import undisturbed_loads
 from tilewright.targets.gpu.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
+from tilewright.targets.nvidia.compile import compile_function
 from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
@@ -166,7 +167,51 @@ def test_rows_are_not_spilled_for_the_sake_of_more_ctas():
     lowered = lower(function, NvidiaTarget.named("sm_80"), NvidiaOptions.of_launch({"num_warps": 4}))
     assert '"nvvm.minctasm"' in lowered.text
     assembly = assemble(lowered.text, lowered.symbol, NvidiaTarget.named("sm_80"), AssemblyOptions(strict=True))
-    assert ".minnctapersm" not in assembly.ptx
+    (resident,) = re.findall(r"\.minnctapersm (\d+)", assembly.ptx)
+    assert int(resident) < lowered.resident and assembly.resources.spill_stores == 0
+
+
+@tilewright.jit
+def scaled(x, weight, out, columns, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    place, inside = tl.program_id(0) * columns + column, column < columns
+    row = tl.load(x + place, mask=inside, other=0)
+    factor = tl.load(weight + column, mask=inside, other=0)
+    value = row.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / columns + 1e-6)
+    tl.store(out + place, (value * scale).to(row.dtype) * factor, mask=inside)
+
+
+def test_blocks_computed_again_leave_room_for_more_ctas_than_a_guess_of_the_registers_says():
+    """16 numbers of a thread, and as many weights: all 2,048 threads of a multiprocessor, not half of them."""
+    aligned = {name: Parameter(name, 16) for name in ("x", "weight", "out", "columns")}
+    types = {**dict.fromkeys(("x", "weight", "out"), "*bf16"), "columns": "i32"}
+    lowered, assembly = built(scaled.trace(types, {"BLOCK": 8192}, aligned), 16)
+    assert lowered.resident == 4 and assembly.resources.registers <= 32 and assembly.resources.spill_stores == 0
+
+
+@tilewright.jit
+def added(x, y, weight, total, out, columns, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    place, inside = tl.program_id(0) * columns + column, column < columns
+    both = tl.load(x + place, mask=inside, other=0) + tl.load(y + place, mask=inside, other=0)
+    tl.store(total + place, both, mask=inside)
+    value = both.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / columns + 1e-6)
+    factor = tl.load(weight + column, mask=inside, other=0)
+    tl.store(out + place, (value * scale).to(both.dtype) * factor, mask=inside)
+
+
+def test_nothing_is_computed_again_where_the_assembler_needs_no_fewer_registers_then():
+    aligned = {name: Parameter(name, 16) for name in ("x", "y", "weight", "total", "out", "columns")}
+    types = {**dict.fromkeys(("x", "y", "weight", "total", "out"), "*bf16"), "columns": "i32"}
+    function, options = added.trace(types, {"BLOCK": 4096}, aligned), NvidiaOptions.of_launch({"num_warps": 8})
+    chosen = compile_function(function, TARGET, options)
+    plain, again = (lower(function, TARGET, options, recompute=recompute) for recompute in (False, True))
+    registers = [
+        assemble(kernel.text, kernel.symbol, TARGET, AssemblyOptions()).resources.registers for kernel in (plain, again)
+    ]
+    assert plain.resident is None and chosen.resources.registers == min(registers)
 
 
 @tilewright.jit

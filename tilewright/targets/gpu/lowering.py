@@ -42,6 +42,13 @@ Rule = Callable[["KernelLowering", Operation], None]
 PartRead = Callable[[int, int, LLVMValue], None]  # axis, length, number: defines the block's registers as that part's
 
 
+def resident_of(function: Function) -> int | None:
+    """For how many CTAs of a multiprocessor a kernel was written; None where nobody said."""
+    resident = function.attributes.get(RESIDENT_ATTRIBUTE)
+    assert resident is None or isinstance(resident, int)
+    return resident
+
+
 class _LaterRegisters(list[LLVMValue]):
     """Registers that are made by their first reader."""
 
@@ -156,9 +163,7 @@ class KernelLowering:
 
     def attributes(self) -> str:
         """The LLVM attributes of the kernel."""
-        resident = self.function.attributes.get(RESIDENT_ATTRIBUTE)
-        assert resident is None or isinstance(resident, int)
-        return self.intrinsics.kernel_attributes(self.warps << self.lane_bits, resident)
+        return self.intrinsics.kernel_attributes(self.warps << self.lane_bits, resident_of(self.function))
 
     def run(self) -> None:
         """Emit the kernel."""

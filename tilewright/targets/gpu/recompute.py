@@ -31,6 +31,7 @@ from tilewright.targets.gpu.memory_order import undisturbed_loads
 from tilewright.targets.gpu.target import SimtTarget
 
 _REGISTERS_WITHOUT_BLOCKS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
+_LEAST_WITHOUT_BLOCKS = 16  # of these, what a kernel may do with that is told how many CTAs shall fit
 _BUSY_CTAS = 4  # CTAs of a multiprocessor, of which some load while others compute
 _GREATEST_COST = 20  # of what is computed again for an element, as `ir.ops` counts: two exponentials and a bit
 _RENAMING = ("broadcast", "expand_dims", "splat")
@@ -59,7 +60,8 @@ def recompute_after_reductions(assignment: Assignment, warps: int) -> Assignment
         return assignment
     blocks = _Blocks(assignment)
     before, after = blocks.pressure(again=False), blocks.pressure(again=True)
-    fitting, possible = (_resident(assignment.target, words, warps) for words in (before, after))
+    fitting = _resident(assignment.target, before + _REGISTERS_WITHOUT_BLOCKS, warps)
+    possible = _resident(assignment.target, after + _LEAST_WITHOUT_BLOCKS, warps)
     if not blocks.reductions or fitting >= _BUSY_CTAS or possible <= fitting:
         return assignment
     writer = _CopyWriter(blocks)
@@ -99,9 +101,10 @@ def _is_number(value: SSAValue) -> bool:
     return value.type.dtype.is_float or (value.definition is not None and value.definition.opcode == "load")
 
 
-def _resident(target: SimtTarget, words: int, warps: int) -> int:
-    """CTAs whose threads hold so many 32-bit words of blocks."""
-    return target.registers_per_multiprocessor // (target.warp_threads * warps * (words + _REGISTERS_WITHOUT_BLOCKS))
+def _resident(target: SimtTarget, registers: int, warps: int) -> int:
+    """CTAs of a multiprocessor whose threads have so many registers."""
+    threads = target.warp_threads * warps
+    return min(target.registers_per_multiprocessor // registers, target.threads_per_multiprocessor) // threads
 
 
 class _Blocks:

@@ -19,6 +19,11 @@ class SimtTarget(Protocol):
         ...
 
     @property
+    def threads_per_multiprocessor(self) -> int:
+        """Threads that a multiprocessor holds at once."""
+        ...
+
+    @property
     def registers_per_multiprocessor(self) -> int:
         """Registers of 32 bits that all threads of a multiprocessor share."""
         ...

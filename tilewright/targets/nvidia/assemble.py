@@ -124,12 +124,13 @@ def assemble(text: str, symbol: str, target: NvidiaTarget, options: AssemblyOpti
     with _logged_when_slow(symbol, ptx):
         cubin, log = find_assembler().assemble(ptx, target.architecture, options)
         resources, remarks = parse_report(log, symbol)
-        roomier = _roomier(ptx, symbol, resources, target)
-        if roomier is not None:
-            other, other_log = find_assembler().assemble(roomier, target.architecture, options)
+        tried = ptx
+        while (roomier := _roomier(tried, symbol, resources, target)) is not None:
+            tried = roomier
+            other, other_log = find_assembler().assemble(tried, target.architecture, options)
             better, other_remarks = parse_report(other_log, symbol)
             if better.spill_stores < resources.spill_stores:
-                ptx, cubin, log, resources, remarks = roomier, other, other_log, better, other_remarks
+                ptx, cubin, log, resources, remarks = tried, other, other_log, better, other_remarks
     seconds["ptxas"] = time.perf_counter() - started
     if options.strict:
         _check(symbol, resources, log)
@@ -176,16 +177,17 @@ def _limit_registers(ptx: str, symbol: str, registers: int) -> str:
 def _roomier(ptx: str, symbol: str, resources: Resources, target: NvidiaTarget) -> str | None:
     """The same with more registers for a thread, where some spill that need not; else None.
 
-    That is where `.minnctapersm` asks for more than one CTA on a multiprocessor, an estimate (`recompute`), and where
-    half the registers are free and nothing limits them: on sm_80 ptxas takes 32 registers and spills 8 KB of a large
-    kernel that takes 255 and spills 1 KB when it is told its limit.
+    That is where `.minnctapersm` asks for more than one CTA on a multiprocessor, an estimate (`recompute`), which then
+    is for one less; and where half the registers are free and nothing limits them: on sm_80 ptxas takes 32 registers
+    and spills 8 KB of a large kernel that takes 255 and spills 1 KB when it is told its limit.
     """
     threads = re.search(r"^\.reqntid (\d+)", ptx, re.MULTILINE)
     if not resources.spill_stores or threads is None or re.search(r"^\.maxnreg", ptx, re.MULTILINE):
         return None
     several = re.search(r"^\.minnctapersm (\d+)\n", ptx, re.MULTILINE)
     if several is not None:
-        return ptx.replace(several[0], "", 1) if int(several[1]) > 1 else None
+        fewer = f".minnctapersm {int(several[1]) - 1}\n" if int(several[1]) > 2 else ""
+        return ptx.replace(several[0], fewer, 1) if int(several[1]) > 1 else None
     free = min(target.registers_per_thread, target.registers_per_multiprocessor // int(threads[1]) // 8 * 8)
     return _limit_registers(ptx, symbol, free) if resources.registers <= free // 2 else None
 

@@ -49,6 +49,12 @@ def compile_function(function: Function, target: NvidiaTarget, options: NvidiaOp
     lowered = _as_launched(lower(function, target, options, text), target, options)
     seconds = {"lower": time.perf_counter() - started}
     assembly = assemble_kernel(lowered, target, options.assembly)
+    if lowered.resident is not None and _resident(lowered, assembly, target) < lowered.resident:
+        # More registers than were hoped for: computing blocks again may have gained nothing.
+        plain = _as_launched(lower(function, target, options, text, recompute=False), target, options)
+        other = assemble_kernel(plain, target, options.assembly)
+        if _resident(plain, other, target) >= _resident(lowered, assembly, target):
+            lowered, assembly = plain, other
     texts = _texts(text, lowered, assembly) if keep_texts else {}
     for stage, suffix in _SUFFIXES.items() if keep_texts else ():
         settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
@@ -71,6 +77,14 @@ def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: Assem
     assembly = assemble(lowered.text, lowered.symbol, target, options)
     _check_shared_memory(lowered, lowered.shared_bytes + assembly.resources.shared, target)
     return assembly
+
+
+def _resident(lowered: LoweredKernel, assembly: Assembly, target: NvidiaTarget) -> int:
+    """CTAs of a multiprocessor for whose threads there are registers; 0 where they spill."""
+    if assembly.resources.spill_stores:
+        return 0
+    registers = -(-max(1, assembly.resources.registers) // 8) * 8
+    return target.registers_per_multiprocessor // (registers * lowered.warps * target.warp_threads)
 
 
 def _check_shared_memory(lowered: LoweredKernel, shared: int, target: NvidiaTarget) -> None:

@@ -18,7 +18,8 @@ class LoweredKernel:
     A CTA has `warps` warps, which the text states too (``"nvvm.reqntid"``), and `shared_bytes` of dynamic
     shared memory.  `cluster` counts CTAs along x, y, z.  With `dependent_launch` the kernel waits by itself for
     what the kernel before it in the stream wrote; `cooperative` asks for all CTAs to be resident at once.
-    `assigned` is the kernel with its layouts and conversions, for people.
+    `resident` is the number of CTAs that shall fit a multiprocessor, where blocks are computed again for it
+    (`gpu.recompute`).  `assigned` is the kernel with its layouts and conversions, for people.
     """
 
     text: str
@@ -30,6 +31,7 @@ class LoweredKernel:
     remarks: tuple[Remark, ...] = ()
     dependent_launch: bool = False
     cooperative: bool = False
+    resident: int | None = None
     assigned: Function | None = None
 
 

@@ -12,6 +12,7 @@ from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.gpu.early_loads import load_early
 from tilewright.targets.gpu.layouts import assign
+from tilewright.targets.gpu.lowering import resident_of
 from tilewright.targets.gpu.memory_order import ordering_barriers
 from tilewright.targets.gpu.memory_plan import plan_memory
 from tilewright.targets.gpu.pipelining import all_copied
@@ -40,9 +41,12 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions, text: str = "") -> LoweredKernel:
+def lower(
+    function: Function, target: NvidiaTarget, options: NvidiaOptions, text: str = "", recompute: bool = True
+) -> LoweredKernel:
     """LLVM text for a verified kernel; `text` is its own as `print_function` has it, where it is at hand.
 
+    `recompute` lets wide rows be computed again after reductions, so that more CTAs fit a multiprocessor.
     Raises `CompilationError` with the source line for what the target cannot do.
     """
     symbol = kernel_symbol(function, target.architecture, options.key, text)
@@ -62,7 +66,7 @@ def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions, text
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps, layout_rules(target), copied=True)
     # Rows that would fill the registers stay as narrow as they were loaded.
-    if not options.assembly.maxnreg:
+    if recompute and not options.assembly.maxnreg:
         assignment = recompute_after_reductions(assignment, warps)
     # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
     stages, sizes = options.num_stages or DEFAULT_STAGES, scratch_rules(target)
@@ -93,5 +97,6 @@ def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions, text
         shared_bytes=memory.size,
         tensor_maps=tuple(lowering.tensor_maps),
         remarks=tuple(lowering.remarks),
+        resident=resident_of(assignment.function),
         assigned=assignment.function,
     )
