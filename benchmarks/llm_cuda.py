@@ -1,16 +1,20 @@
-"""Steps of a language model on a GPU, compared with memory bandwidth, cuBLAS and a loop in PyTorch.
+"""A language model on a GPU: its steps and whole requests, with memory bandwidth, cuBLAS and other runtimes in one run.
 
-    python benchmarks/llm_cuda.py [--layers 32] [--seconds 190] [--profile] [--save]
+    python benchmarks/llm_cuda.py [--layers 8] [--seconds 190] [--profile] [--save]
 
-The model has the shape of Llama 3.1 8B in bfloat16 (with --layers fewer layers) and random weights.  Cases: one new
+The model has the shape of Llama 3.1 8B in bfloat16 (with --layers fewer layers) and random weights.  Steps: one new
 token, chosen greedily, for 1, 64 and 256 sequences of 1,024 tokens, and prompts of 2,048 and 8,192 tokens in one step.
 Steps of new tokens follow each other as they do in the engine: each is prepared and started while the one before runs,
-whose tokens it takes, and read then.  The peer is written as gpt-fast is: layers by torch.compile, a static cache,
-decoding as one CUDA graph, which is launched again and again without waiting; its sequences fill their caches, so that
-attention needs no mask.  `share` is, of decoding, the time in which its bytes (weights,
-keys and values) could be read over the time of the step; of prompts the part of cuBLAS's rate.  `host` is the part of a
-step's time in which the GPU waits.  After --seconds no further case of the peer begins.  With --profile the kernels of
-a step follow each case: all of a kind together, timed by events between them, which hides no start of a kernel.
+whose tokens it takes, and read then.
+
+The peers are a loop in PyTorch, as gpt-fast has it (layers by torch.compile, a static cache, decoding as one CUDA
+graph, which is launched again and again without waiting; its sequences fill their caches, so that attention needs no
+mask), and transformers with a static cache and torch.compile.  `share` is, of decoding, the time in which its bytes
+(weights, keys and values) could be read over the time of the step; of prompts the part of cuBLAS's rate.  `host` is the
+part of a step's time in which the GPU waits.  Requests are those of `llm_cuda_requests.py`.
+
+After --seconds, counted from when the model is open, no further case begins.  With --profile the kernels of a step
+follow each case: all of a kind together, timed by events between them, which hides no start of a kernel.
 """
 
 from __future__ import annotations
@@ -27,74 +31,29 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
-import torch.nn.functional as F
 
+from benchmarks.llm_cuda_model import HIDDEN, KEYS, QUERIES, VOCABULARY, rates, seconds, write
+from benchmarks.llm_cuda_peers import STEPS, Loop, Transformers
+from benchmarks.llm_cuda_requests import Requests
+from tilewright.llm import LLM
 from tilewright.llm.gpu_model import GPUModel
 from tilewright.llm.model import Chunk
 from tilewright.llm.sampling import GREEDY
-from tilewright.llm.step import Limits
 from tilewright.settings import settings
 
-HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, VOCABULARY, PAGE = 4096, 14336, 32, 8, 128, 128256, 16
-DECODING, PROMPTS, CONTEXT = (1, 64, 256), (2048, 8192), 1024
-STEPS = 20  # of new tokens, that follow each other
-QUERIES, KEYS = HEADS * WIDTH, KEY_HEADS * WIDTH
-EPSILON = 1e-5
+DECODING, PROMPTS, CONTEXT, PAGE = (1, 64, 256), (2048, 8192), 1024, 16
+CASES = [*(("decode", count) for count in DECODING), *(("prompt", length) for length in PROMPTS)]
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    """The weights of the checkpoint."""
-    found: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-    }  # fmt: skip
-    for layer in range(layers):
-        path = f"model.layers.{layer}"
-        for name, rows in (("q", QUERIES), ("k", KEYS), ("v", KEYS), ("o", HIDDEN)):
-            found[f"{path}.self_attn.{name}_proj.weight"] = (rows, QUERIES if name == "o" else HIDDEN)
-        found[f"{path}.mlp.gate_proj.weight"] = found[f"{path}.mlp.up_proj.weight"] = (INNER, HIDDEN)
-        found[f"{path}.mlp.down_proj.weight"] = (HIDDEN, INNER)
-        found[f"{path}.input_layernorm.weight"] = found[f"{path}.post_attention_layernorm.weight"] = (HIDDEN,)
-    return found
-
-
-def write(folder: Path, layers: int) -> int:
-    """A checkpoint whose weights repeat one random block; gives the bytes of them that a decoding step reads."""
-    block = (np.random.default_rng(0).standard_normal(1 << 25, np.float32) * 0.02).astype(ml_dtypes.bfloat16).tobytes()
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape in shapes(layers).items():
-        begin, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for begin in range(0, end, len(block)):
-            file.write(block[: end - begin])
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INNER,
-        "num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS,
-        "max_position_embeddings": 131072, "rms_norm_eps": EPSILON, "rope_theta": 500000.0, "dtype": "bfloat16",
-        "tie_word_embeddings": False,
-    }))  # fmt: skip
-    return end - 2 * VOCABULARY * HIDDEN
-
-
-def ours(folder: Path) -> tuple[GPUModel, dict[str, Callable[[], Any]]]:
-    """The model, and its cases."""
+def ours(model: GPUModel) -> dict[str, Callable[[], Any]]:
+    """The steps."""
     each = CONTEXT // PAGE
-    model = GPUModel.open(folder, max(DECODING) * each, Limits(PAGE, max(PROMPTS), max(DECODING), max(PROMPTS)))
-    assert isinstance(model, GPUModel)
 
     def decode(count: int) -> Callable[[], Any]:
         pages = [list(range(number * each, (number + 1) * each)) for number in range(count)]
@@ -113,110 +72,7 @@ def ours(folder: Path) -> tuple[GPUModel, dict[str, Callable[[], Any]]]:
         chunk = Chunk(list(range(length)), 0, list(range(length // PAGE)), (length - 1,), 0, (GREEDY,))
         return lambda: model.run([chunk])
 
-    return model, {**{f"decode {count}": decode(count) for count in DECODING},
-                   **{f"prompt {length}": prefill(length) for length in PROMPTS}}  # fmt: skip
-
-
-def layer_of_peer(
-    x: torch.Tensor, weights: list[torch.Tensor], keys: torch.Tensor, values: torch.Tensor, place: torch.Tensor,
-    turns: tuple[torch.Tensor, torch.Tensor], causal: bool,
-) -> torch.Tensor:  # fmt: skip
-    """One layer; x [batch, tokens, hidden], caches [batch, key heads, length, width] written at `place` [tokens]."""
-    first, second, qkv, out, gate_up, down = weights
-    batch, tokens, _ = x.shape
-    normed = F.rms_norm(x, (HIDDEN,), first, EPSILON)
-    q, k, v = F.linear(normed, qkv).split((QUERIES, KEYS, KEYS), -1)
-    q, k, v = (item.view(batch, tokens, -1, WIDTH).transpose(1, 2) for item in (q, k, v))
-    cosine, sine = turns
-
-    def turned(item: torch.Tensor) -> torch.Tensor:
-        low, high = item.chunk(2, -1)
-        return torch.cat((low * cosine - high * sine, high * cosine + low * sine), -1)
-
-    q, k = turned(q), turned(k)
-    if causal:
-        keys[:, :, :tokens], values[:, :, :tokens] = k, v
-    else:
-        keys.index_copy_(2, place, k)
-        values.index_copy_(2, place, v)
-        k, v = keys, values
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-    x = x + F.linear(y.transpose(1, 2).reshape(batch, tokens, QUERIES), out)
-    gate, up = F.linear(F.rms_norm(x, (HIDDEN,), second, EPSILON), gate_up).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, down)
-
-
-class Peer:
-    """The loop in PyTorch."""
-
-    def __init__(self, layers: int) -> None:
-        def random(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
-
-        self.table, self.head, self.norm = random(VOCABULARY, HIDDEN), random(VOCABULARY, HIDDEN), random(HIDDEN)
-        self.layers = [
-            [random(HIDDEN), random(HIDDEN), random(QUERIES + 2 * KEYS, HIDDEN), random(HIDDEN, QUERIES),
-             random(2 * INNER, HIDDEN), random(HIDDEN, INNER)] for _ in range(layers)
-        ]  # fmt: skip
-        self.layer = torch.compile(layer_of_peer, dynamic=False, fullgraph=True)
-        self.last = torch.compile(self._last, dynamic=False, fullgraph=True)
-
-    def _last(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.rms_norm(x[:, -1], (HIDDEN,), self.norm, EPSILON), self.head).float().argmax(-1)
-
-    def case(self, batch: int, tokens: int, length: int) -> Callable[[], Any]:
-        """A step of so many new tokens in caches of a length; single tokens as a CUDA graph."""
-        caches = [torch.zeros((2, batch, KEY_HEADS, length, WIDTH), dtype=torch.bfloat16, device="cuda")
-                  for _ in self.layers]  # fmt: skip
-        given = torch.randint(0, VOCABULARY, (batch, tokens), device="cuda")
-        place = torch.arange(length - tokens, length, device="cuda")
-        angles = place[:, None] * 500000.0 ** (-torch.arange(0, WIDTH, 2, device="cuda") / WIDTH)
-        turns = (angles.cos().bfloat16(), angles.sin().bfloat16())
-
-        def run() -> torch.Tensor:
-            x = F.embedding(given, self.table)
-            for weights, (keys, values) in zip(self.layers, caches, strict=True):
-                x = self.layer(x, weights, keys, values, place, turns, tokens > 1)
-            return self.last(x)
-
-        with torch.inference_mode():
-            if tokens > 1:
-                return torch.inference_mode()(lambda: run().cpu())
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
-                run()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                result = run()
-
-        def replay() -> Any:
-            for _ in range(STEPS):
-                graph.replay()
-            return result.cpu()
-
-        return replay
-
-
-def rates() -> tuple[float, float]:
-    """Bytes a second that a sum reads, or a copy moves; operations a second of a product by cuBLAS."""
-    x, y = torch.ones(1 << 31, device="cuda"), torch.empty(1 << 31, device="cuda")
-    read = max(x.nbytes / seconds(x.sum, 10), 2 * x.nbytes / seconds(lambda: y.copy_(x), 10))
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return read, 2 * 8192**3 / seconds(lambda: a @ b, 20)
-
-
-def seconds(run: Callable[[], Any], rounds: int) -> float:
-    """The median time of a call, the GPU's work included."""
-    times = []
-    for number in range(rounds + 3):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        if number >= 3:
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return {f"{kind} {count}": (decode if kind == "decode" else prefill)(count) for kind, count in CASES}
 
 
 def seconds_of_step(case: str, run: Callable[[], Any]) -> float:
@@ -261,54 +117,92 @@ def profiled(model: GPUModel) -> None:
         print(f"  {took * 1e3:8.1f} us {len(rows):3d} x {rates} {kind}")
 
 
+class Run:
+    """The cases of one run, printed as they are measured, until the time is over."""
+
+    def __init__(self, layers: int, weights: int, end: float, read: float, rate: float) -> None:
+        self.layers, self.weights, self.end, self.read, self.rate = layers, weights, end, read, rate
+        self.steps: list[dict[str, Any]] = []
+
+    def show(self, name: str, runtime: str, step: float, **facts: Any) -> None:
+        """Keep and print a step."""
+        numbers = measured(name, step, self.weights, self.layers, self.read, self.rate)
+        self.steps.append({"name": name, "runtime": runtime, **facts, **numbers})
+        print(json.dumps(self.steps[-1]), flush=True)
+
+    def has_time(self, what: str) -> bool:
+        """Whether a further case may begin; says which does not."""
+        if time.monotonic() < self.end:
+            return True
+        print(f"no time for {what}", flush=True)
+        return False
+
+    def own_steps(self, model: GPUModel, profile: bool) -> None:
+        """tilewright's."""
+        for case, run in ours(model).items():
+            step = seconds_of_step(case, run)
+            self.show(case, "tilewright", step, host=round(max(0.0, 1 - replayed(model) / step), 3))
+            if profile:
+                profiled(model)
+
+    def peer_steps(self, peer: Loop | Transformers) -> None:
+        """Another runtime's; a case that fails is printed, and has no row."""
+        for kind, count in CASES:
+            case = f"{kind} {count}"
+            if not self.has_time(f"{case} of {peer.name}"):
+                continue
+            try:
+                run = peer.case(*((count, 1, CONTEXT) if kind == "decode" else (1, count, count)))
+                self.show(case, peer.name, seconds_of_step(case, run))
+            except Exception as error:
+                print(f"{case} of {peer.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            torch.cuda.empty_cache()
+
+
 def main() -> None:
     """Measure, print a line for each case, and write the results with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=512, help="mixed ones")
     parser.add_argument("--seconds", type=float, default=190.0)
-    parser.add_argument("--tune", action="store_true", help="time close candidates while the model is compiled")
+    parser.add_argument("--untuned", action="store_true", help="choose kernels by their estimates alone")
+    parser.add_argument("--all", action="store_true", help="also sampling, and requests whose steps do not overlap")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
-    settings.tune = given.tune
-    end = time.monotonic() + given.seconds
+    settings.tune = not given.untuned
     shared = Path("/dev/shm")
     place = shared if shared.exists() and shutil.disk_usage(shared).free > 20 << 30 else None
-    cases: list[dict[str, Any]] = []
-
-    def show(row: dict[str, Any]) -> None:
-        cases.append(row)
-        print(json.dumps(row), flush=True)
-
     with tempfile.TemporaryDirectory(dir=place) as name:
         began = time.monotonic()
         weights = write(Path(name), given.layers)
-        show({"name": "checkpoint written", "seconds": round(time.monotonic() - began, 1), "cores": os.cpu_count()})
-        began = time.monotonic()
-        model, runs = ours(Path(name))
-        show({"name": "model opened", "seconds": round(time.monotonic() - began, 1)})
+        written = time.monotonic()
+        print(f"checkpoint written in {written - began:.1f} s, {os.cpu_count()} cores", flush=True)
+        llm = LLM(name, target="cuda", memory=given.layers * (5 << 29), sequences=max(DECODING), tokens=max(PROMPTS),
+                  length=max(PROMPTS), page=PAGE)  # fmt: skip
+        opened = round(time.monotonic() - written, 1)
+        print(f"model opened in {opened} s", flush=True)
         read, rate = rates()
-        show({"name": "rates", "read": round(read / 1e9), "cublas": round(rate / 1e12)})
-        for case, run in runs.items():
-            step = seconds_of_step(case, run)
-            host = 1 - replayed(model) / step
-            show({"name": case, "runtime": "tilewright", "host": round(host, 3),
-                  **measured(case, step, weights, given.layers, read, rate)})  # fmt: skip
-            if given.profile:
-                profiled(model)
-        del model, runs
-        peer = Peer(given.layers)
-        for kind, count in (("decode", 1), ("decode", 64), ("prompt", 2048), ("decode", 256), ("prompt", 8192)):
-            if time.monotonic() > end - 25:
-                print(f"no time for {kind} {count} of the peer")
-                continue
-            case = f"{kind} {count}"
-            step = seconds_of_step(case, peer.case(*((count, 1, CONTEXT) if kind == "decode" else (1, count, count))))
-            show({"name": case, "runtime": "PyTorch, as gpt-fast",
-                  **measured(case, step, weights, given.layers, read, rate)})  # fmt: skip
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+        print(f"rates: {read / 1e12:.2f} TB/s, {rate / 1e12:.0f} TFLOP/s", flush=True)
+        end = time.monotonic() + given.seconds
+        run = Run(given.layers, weights, end, read, rate)
+        requests = Requests(llm, given.layers, weights, read, rate)
+        assert isinstance(llm.model, GPUModel)
+        run.own_steps(llm.model, given.profile)
+        requests.mixed(given.requests)
+        requests.offline(512, given.all)
+        if given.all:
+            requests.sampling()
+        run.peer_steps(Loop(given.layers))
+        peer = Transformers(given.layers)
+        if run.has_time("continuous batching of transformers"):
+            requests.transformers(peer, given.requests, min(25.0, end - time.monotonic()))
+        run.peer_steps(peer)
     if given.save:
-        print(common.save("llm_cuda", settings.threads, cases, gpu=torch.cuda.get_device_name()))
+        facts = {"layers": given.layers, "read": round(read / 1e12, 2), "cublas": round(rate / 1e12), "opened": opened}
+        facts |= {"gpu": torch.cuda.get_device_name(), "transformers": peer.library.__version__}
+        print(common.save("llm_cuda", settings.threads, run.steps + requests.rows, language_model=facts))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ def table(data: dict[str, Any]) -> str:
         return architectures_table.markdown(data)
     if "programs" in data:
         return programs_table(data)
+    if "language_model" in data:
+        return language_model_table(data)
     if "breadth" in data:
         return breadth_table(data)
     if "kernelbench" in data:
@@ -115,6 +117,34 @@ def kernelbench_table(data: dict[str, Any]) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     place = f"{data['dtype']}; {data['environment']['device']}, {when}; {_versions(data['environment'])}"
     return f"{rows}\nUnder 0.9: {text}.\n\n{place}.\n"
+
+
+def language_model_table(data: dict[str, Any]) -> str:
+    """A row a step of a language model on a GPU, with the ratios to its peers; then a row a case of whole requests."""
+    steps = [case for case in data["cases"] if "runtime" in case]
+    times = {(case["name"], case["runtime"]): case["milliseconds"] for case in steps}
+    peers = [name for name in dict.fromkeys(case["runtime"] for case in steps) if name != "tilewright"]
+    columns = [column for peer in peers for column in (f"{peer} ms", f"{peer} / tilewright")]
+    lines = [["step", "tilewright ms", "of the bound", "waits for the host", *columns]]
+    lines.append(["---", *["---:"] * (3 + len(columns))])
+    for case in steps:
+        if case["runtime"] == "tilewright":
+            row = [case["name"], f"{case['milliseconds']:.2f}", f"{case['share']:.2f}", f"{max(case['host'], 0):.1%}"]
+            for peer in peers:
+                took = times.get((case["name"], peer))
+                row += ["-", "-"] if took is None else [f"{took:.2f}", f"{took / case['milliseconds']:.2f}"]
+            lines.append(row)
+    steps_text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = [["requests", "tokens a second", "continuous / this", "of the bound"], ["---", *["---:"] * 3]]
+    for case in data["cases"]:
+        if "runtime" not in case:
+            numbers = [f"{case[key]:.2f}" if key in case else "" for key in ("ratio", "share")]
+            lines.append([case["name"], f"{case['tokens_per_second']:,.0f}", *numbers])
+    facts, place = data["language_model"], data["environment"]
+    requests_text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    where = f"{facts['layers']} layers; {facts['read']} TB/s, cuBLAS {facts['cublas']} TFLOP/s"
+    where += f"; {facts['gpu']}, {place['date']}"
+    return f"{steps_text}\n\n{requests_text}\n\n{where}; transformers {facts['transformers']}, {_versions(place)}.\n"
 
 
 def search_table(data: dict[str, Any]) -> str:
