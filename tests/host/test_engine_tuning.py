@@ -384,3 +384,33 @@ def test_what_events_cost_is_taken_off_evenly() -> None:
     found = shortened([1.0, 10.0, 10.0], 12.0)
     assert found[0] == pytest.approx(0.1) and sum(found) == pytest.approx(12.0)
     assert shortened([], 1.0) == []
+
+
+def test_each_range_of_rows_has_the_launch_that_was_fastest_there(driver, monkeypatch, rng) -> None:
+    """Every example of sizes has another fastest candidate; the record alone gives the same launches again."""
+    sizes: list[int] = []
+
+    def replay_times(work: Sequence[Any], rounds: int) -> list[list[float]]:
+        sizes.append(len(work))
+        return [[2.0 if number == len(sizes) % 3 else 3.0] * rounds for number in range(len(work))]
+
+    monkeypatch.setattr(timing, "replay_times", replay_times)
+    b = GraphBuilder("product")
+    x = b.input("x", float16, (b.symbol("rows", 1, 300), 1024))
+    b.output(b.op("matmul", [x, b.constant(rng.standard_normal((1024, 512)).astype(np.float16))]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(1))
+    assert len(sizes) == 5  # one example for each of the ranges
+    (step,) = engine.plan.steps
+    entries, choice = step.evidence["candidates"], step.evidence["choice"]
+    assert (
+        choice["number"] == len(entries) - 1 and choice["source"] == "timed" and "each range of rows" in choice["why"]
+    )
+    least = min(entry["microseconds"] for entry in entries[:-1] if "microseconds" in entry)
+    assert entries[-1]["microseconds"] == pytest.approx(least * (2 / 3) ** 0.6, rel=1e-3)
+    ends = [launch.at_most for launch in step.choices]
+    assert ends == [16, 64, 128, 256, None]
+    told = [value for key, value in step.evidence["reasons"].items() if key.startswith("rows to")]
+    assert len(told) == 5 and len(set(told)) >= 3
+    again = build(graph, "cuda:sm_90a", tuning=Tuning(reproducible=True))
+    assert len(sizes) == 5 and again.plan.steps[0].evidence["reasons"] == step.evidence["reasons"]

@@ -116,7 +116,7 @@ class EngineBuilder:
         self, fused: FusedGraph, tuner: Tuner
     ) -> tuple[list[tuple[Group, Candidate | None]], dict[str, dict[str, Any]]]:
         """A candidate for every group (none for a view), and by group's name the reasons."""
-        found: dict[str, list[Candidate]] = {}
+        found: dict[str, Sequence[Candidate]] = {}
         for group in fused.groups:
             if group.kind != "view":
                 with self._stage("choose kernels", group.name), _naming(group):
@@ -124,7 +124,8 @@ class EngineBuilder:
                 found[group.name] = list(map(_for_all_sizes, each)) if self.target.quick else each
         computed = [group for group in fused.groups if group.name in found]
         choices = tuner.choose([(group, found[group.name]) for group in computed])
-        chosen = {group.name: choice for group, choice in zip(computed, choices, strict=True)}
+        chosen = {group.name: choice for group, (choice, _) in zip(computed, choices, strict=True)}
+        found = {group.name: each for group, (_, each) in zip(computed, choices, strict=True)}
         scheduled = [
             (group, found[group.name][chosen[group.name].index] if group.name in found else None)
             for group in fused.groups
@@ -296,7 +297,7 @@ def _check_sizes(graph: Graph) -> None:
             )
 
 
-def _evidence(group: Group, found: list[Candidate], choice: Choice) -> dict[str, Any]:
+def _evidence(group: Group, found: Sequence[Candidate], choice: Choice) -> dict[str, Any]:
     """Why a group is computed as it is, as JSON."""
     chosen = found[choice.index]
     middle = {symbol.name: (symbol.low + min(symbol.high, symbol.low + 512)) // 2

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilewright.build.kernels import KernelSet
+from tilewright.build.ranges import combined, representatives
 from tilewright.build.trials import Trials
 from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError, brief
 from tilewright.graph.core import Graph, Value
@@ -97,8 +98,11 @@ class Tuner:
         weights = sum(array.nbytes for array in graph.constants.values())
         self._cold = weights > target.l2_bytes
 
-    def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[Choice]:
-        """A choice for each group with its candidates; raises `MissingTimingError` in a reproducible build."""
+    def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[tuple[Choice, Sequence[Candidate]]]:
+        """A choice for each group with its candidates, and the candidates: a further one may be made of several.
+
+        Raises `MissingTimingError` in a reproducible build.
+        """
         problems = [self._problem(group, found) for group, found in groups]
         distinct = list({id(problem): problem for problem in problems if problem is not None}.values())
         for problem in distinct:
@@ -116,11 +120,12 @@ class Tuner:
         text = problem_text(group, self.graph)
         if text not in self._problems:
             key = problem_key("group", self.target, ("library",), self._cold, text)
-            sizes = {key + _sizes_text(each): each for each in examples(self.graph, group)}
-            names = {key: f"{summary(group)}{_sizes_text(each)}" for key, each in sizes.items()}
             seconds = [candidate.cost.seconds for candidate in found]
             guessed = [index for index, candidate in enumerate(found) if _calls_library(candidate)]
             close = closest(seconds, self.tuning.level, guessed)
+            chosen_sizes = examples(self.graph, group, [found[index] for index in close])
+            sizes = {key + _sizes_text(each): each for each in chosen_sizes}
+            names = {key: f"{summary(group)}{_sizes_text(each)}" for key, each in sizes.items()}
             untimed = self._untimed or ("no other estimate is close" if self.tuning.level else "effort 0")
             self._problems[text] = _GroupProblem(
                 names, labels(found), ranked(seconds), close, group=group, found=found, sizes=sizes, untimed=untimed
@@ -158,14 +163,17 @@ class Tuner:
                 logger.warning("%s was not timed: %s", problem.group.name, error)
             self.progress("time kernels", problem.group.name, time.perf_counter() - started)
 
-    def _choice(self, found: Sequence[Candidate], problem: _GroupProblem | None) -> Choice:
+    def _choice(self, found: Sequence[Candidate], problem: _GroupProblem | None) -> tuple[Choice, Sequence[Candidate]]:
         if problem is None:
             first = ranked([candidate.cost.seconds for candidate in found])[0]
-            return Choice(first, "only") if len(found) == 1 else Choice(first, "estimate", self._untimed)
+            return Choice(first, "only") if len(found) == 1 else Choice(first, "estimate", self._untimed), found
         choice = problem.choice(problem.untimed)
-        if choice.microseconds:
-            self.used.update({timing.key: timing for timing in problem.times})
-        return choice
+        if not choice.microseconds:
+            return choice, found
+        self.used.update({timing.key: timing for timing in problem.times})
+        times = [(problem.sizes[timing.key], problem.by_number(timing)) for timing in problem.times]
+        further = combined(found, choice, times)
+        return (choice, found) if further is None else (further[1], [*found, further[0]])
 
 
 def _measured(trials: Trials, problem: _GroupProblem, key: str) -> Measured:
@@ -177,13 +185,14 @@ def _calls_library(candidate: Candidate) -> bool:
     return any(isinstance(call.kernel, ExternKernel) for stage in candidate.stages for call in stage.calls)
 
 
-def examples(graph: Graph, group: Group) -> list[dict[str, int]]:
-    """Sizes that a group is timed for: its symbols small, usual and large; one without any for fixed shapes."""
+def examples(graph: Graph, group: Group, timed: Sequence[Candidate]) -> list[dict[str, int]]:
+    """Sizes that a group's candidates are timed for: one of each range that they have launches for, else its symbols
+    small, usual and large; one without any for fixed shapes."""
     shapes = itertools.chain.from_iterable(value.shape for value in (*group.inputs, *group.outputs))
     names = {symbol.name for size in shapes for symbol in free_symbols(size)}
     symbols = [symbol for name, symbol in graph.symbols.items() if name in names]
     found: list[dict[str, int]] = []
-    for usual in (1, 64, _LARGE_SIZE):
+    for usual in representatives(timed) or (1, 64, _LARGE_SIZE):
         sizes = {symbol.name: min(max(usual, symbol.low), symbol.high) for symbol in symbols}
         if sizes not in found:
             found.append(sizes)

@@ -96,6 +96,10 @@ class TuningProblem:
         reason = f"fastest of {len(microseconds)} timed on {self.times[0].device}, {self.times[0].context}"
         return Choice(best, self.source, reason, microseconds, failures)
 
+    def by_number(self, timing: Timing) -> dict[int, float]:
+        """The times of one key by the candidates' numbers."""
+        return {n: timing.microseconds[label] for n, label in enumerate(self.labels) if label in timing.microseconds}
+
     def _by_number(self) -> tuple[dict[int, float], dict[int, str]]:
         """Microseconds (the geometric mean over the keys) and failures by the candidates' numbers."""
         failures = {

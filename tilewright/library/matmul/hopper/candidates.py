@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Any
 
 import tilewright.language as tl
@@ -32,7 +33,8 @@ from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
 HOPPER_CONFIGS = 10  # configs that are candidates, besides those with ping-pong
-ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
+ROW_RANGES = (16, 64, 128, 256, 512, 1024, 4096)  # ends of the ranges of a run-time number of rows
+_USUAL_ROWS = 1024  # at most, for which candidates of several ranges are compared with others
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
 _WIDE = (float16, bfloat16, float32, int32)  # what is stored
@@ -138,11 +140,15 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
     ranges, epilogue = spans(found.problem.rows, ROW_RANGES), found.slots.epilogue
     ranked = [_configs(found, example, at_most, target.machine()) for example, at_most in ranges]
     candidates = []
-    # Of several ranges the first candidate has the first config of each: one range's estimate does not choose for all.
     expected_seconds = [seconds for _, seconds in ranked[-1]]
     if len(ranges) > 1:
-        expected_seconds.sort()
-    for number, configs in enumerate(zip(*ranked, strict=False)):
+        # The first candidate has the first config of each range: one range's estimate does not choose for all.
+        ranked = [(configs[0], *sorted(configs[1:], key=itemgetter(1))) for configs in ranked]
+        usual = max((n for n, (example, _) in enumerate(ranges) if example <= _USUAL_ROWS), default=0)
+        expected_seconds = sorted(seconds for _, seconds in ranked[usual])
+    for number in range(max(map(len, ranked))):
+        # Ranges with few configs have them again: the others are not to go without theirs.
+        configs = [each[number % len(each)] for each in ranked]
         calls = []
         reasons: dict[str, Any] = {"epilogue": epilogue.function.__name__}
         if found.problem.a.dtype == float32:
@@ -157,7 +163,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             calls.append(_call(found, config, condition, target))
             tile = "tile" if isinstance(found.problem.rows, int) else "rows" if last else f"rows <= {at_most}"
             reasons[tile] = config.described
-        cost = _cost(found, group, expected_seconds[number])
+        cost = _cost(found, group, expected_seconds[min(number, len(expected_seconds) - 1)])
         kind = "" if epilogue.gate is None else "gated "
         name = f"hopper {kind}matmul" if found.problem.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))

@@ -29,6 +29,9 @@ _PRODUCT_FILL = 1800.0  # from the first copy to the first product
 _TURN = 300.0  # until products of another warpgroup follow (assumed)
 _STAGE = 300.0  # at least, for the copies and barriers of one
 _NEXT = 1920.0  # that an SM loads nothing, between two CTAs of one tile each (of 7 and 30 waves)
+# Of a tile: of more, CTAs that share a depth exchange each for longer (256 x 6144 x 4096 in tiles of 128 x 192 and
+# 256 x 96 took 24.8 us, of 128 x 96 without an exchange 21.8, where 20.3 to 21.3 were expected; H200, 2026-11-30).
+_EXCHANGED_SUMS = 128 * 160
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 _STAGED_SUMS = 128  # of a thread, whose results all wait in registers …
 _REGISTERS, _ADDRESSES = 240, 8  # … of which it has so many, and these for other things
@@ -78,7 +81,8 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
         clocks = _PRODUCT_FILL + waves * max(product + _TURN, loaded, (product + epilogue) / 2) + epilogue
     else:
         epilogue = 700 + config.BM * config.BN * (1 / 20 + problem.cost.instructions / machine.lanes)
-        epilogue += (config.SPLIT > 1) * (800 + config.BM * config.BN / 24)
+        crowded = max(0, config.BM * config.BN - _EXCHANGED_SUMS)
+        epilogue += (config.SPLIT > 1) * (800 + config.BM * config.BN / 24 + 0.6 * crowded)
         # Copies go on during an epilogue, products do not.
         clocks = _PRODUCT_FILL + waves * (max(product, loaded) + epilogue)
     operands = (problem.rows + problem.columns) * problem.depth * size

@@ -76,7 +76,8 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
     ranked = [close_configs(problem, machine) for problem in problems]
     flops = simplify(lift(size_of([rows, columns])) * depth * 2 + chain_operations(group.epilogue))
     candidates = []
-    for configs in zip(*ranked, strict=False):
+    for number in range(max(map(len, ranked))):
+        configs = [each[number % len(each)] for each in ranked]  # ranges with few have them again
         reasons: dict[str, Any] = {
             "weights": f"{w.dtype.name}, a scale for {steps} of the depth", "epilogue": slots.function.__name__
         }  # fmt: skip

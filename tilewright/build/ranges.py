@@ -1,0 +1,103 @@
+"""Kernels for ranges of a run-time size: for each range the launch of the candidate that was fastest there.
+
+A candidate has alternatives of a launch for ranges of a size (`library.candidate.KernelCall.condition`).  What is
+fastest for one row says little about a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilewright.library.candidate import Candidate, KernelCall, Stage, TiledOperand
+from tilewright.library.cost import spans
+from tilewright.measure.choosing import Choice
+from tilewright.symbolic import Size, evaluate, plain_symbol
+
+Times = Sequence[tuple[Mapping[str, int], Mapping[int, float]]]  # sizes, and microseconds by the candidates' numbers
+
+
+def representatives(found: Iterable[Candidate]) -> list[int]:
+    """A value of each range of the size that launches depend on; none where they depend on none, or on several."""
+    size, ends = _ranges(found)
+    return [] if size is None else sorted({value for value, _ in spans(size, ends)})
+
+
+def combined(found: Sequence[Candidate], choice: Choice, times: Times) -> tuple[Candidate, Choice] | None:
+    """A further candidate, number `len(found)`: the chosen one with the fastest launch for each range; and its choice.
+
+    `times` are those of `choice` for each example of sizes.  None where the chosen one is as fast, or has no ranges.
+    """
+    chosen = found[choice.index]
+    others = [number for number in choice.microseconds if _may_replace(found[number], chosen)]
+    size, ends = _ranges(found[number] for number in others)
+    symbol = None if size is None else plain_symbol(size)
+    if size is None or symbol is None or choice.index not in others:
+        return None
+    calls: list[KernelCall] = []
+    numbers, best = {}, []
+    for begin, end in zip([0, *ends], [*ends, symbol.high], strict=True):
+        inside = [each for sizes, each in times if begin < sizes[symbol.name] <= end]
+        number = min(others, key=lambda number: _mean([each[number] for each in inside])) if inside else choice.index
+        best += [each[number] for each in inside]
+        call = _applicable(found[number], {symbol.name: end})
+        numbers[f"{symbol.name} to {end}"] = number
+        calls.append(replace(call, condition=None if end == symbol.high else (size, end)))
+    microseconds = _mean(best)
+    if microseconds >= choice.microseconds[choice.index]:
+        return None
+    used = [found[number] for number in numbers.values()]
+    reasons = {
+        key: value for key, value in chosen.reasons.items() if all(each.reasons.get(key) == value for each in used)
+    }
+    reasons |= {text: _described(call) for text, call in zip(numbers, calls, strict=True)}
+    candidate = Candidate(chosen.name, (Stage(tuple(calls)),), chosen.cost, (), reasons)
+    text = f"for each range of {symbol.name} the {choice.reason}"
+    every = {**choice.microseconds, len(found): microseconds}
+    return candidate, Choice(len(found), choice.source, text, every, choice.failures)
+
+
+def _ranges(found: Iterable[Candidate]) -> tuple[Size | None, list[int]]:
+    """The size that the launches of candidates depend on, a symbol, and the ends of its ranges but the last."""
+    conditions = {
+        call.condition for candidate in found for stage in candidate.stages for call in stage.calls if call.condition
+    }
+    sizes = {size for size, _ in conditions}
+    if len(sizes) != 1:
+        return None, []
+    (size,) = sizes
+    symbol = plain_symbol(size)
+    if symbol is None:
+        return None, []
+    return size, sorted({end for _, end in conditions if symbol.low <= end < symbol.high})
+
+
+def _may_replace(candidate: Candidate, chosen: Candidate) -> bool:
+    """Whether launches of two candidates are alternatives of one stage: both have one, on the same tensors, stored the
+    same way."""
+    pair = (candidate, chosen)
+    return all(len(each.stages) == 1 and not each.temporaries for each in pair) and len(set(map(_tensors, pair))) == 1
+
+
+def _tensors(candidate: Candidate) -> frozenset[Any]:
+    operands = [operand for call in candidate.stages[0].calls for operand in call.operands.values()]
+    values = [operand.value if isinstance(operand, TiledOperand) else operand for operand in operands]
+    return frozenset(value for value in values if not isinstance(value, (int, float)))
+
+
+def _applicable(candidate: Candidate, sizes: Mapping[str, int]) -> KernelCall:
+    """The launch that a candidate of one stage has for a size."""
+    calls = candidate.stages[0].calls
+    return next(c for c in calls if c.condition is None or evaluate(c.condition[0], sizes) <= c.condition[1])
+
+
+def _described(call: KernelCall) -> str:
+    """A launch in a few words, for people."""
+    config = call.constants.get("CONFIG")
+    return str(getattr(config, "described", call.kernel.__name__))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(math.log(max(value, 1e-3)) for value in values) / len(values))
