@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.host.llm_support import BFLOAT16, checkpoint_of, tokens_of
+from tests.host.llm_reference import Reference
+from tests.host.llm_support import BFLOAT16, checkpoint_of, tokens_of, write_checkpoint
 from tests.host.llm_support import CASES as SETTINGS
 from tilewright.llm import LLM, SamplingParameters
 
@@ -41,4 +42,40 @@ def test_results_are_those_of_the_cpu(name, dtype, tmp_path):
     assert [one.completions[0].tokens for one in gpu.generate_all(prompts, drawn)] == [
         one.completions[0].tokens for one in gpu.generate_all(prompts, drawn)
     ]
+    assert gpu.engine.statistics.used_pages == 0
+
+
+# Heads of 64 in 16 bits, which the kernels for pages of Hopper take.
+WIDE = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_chunks_of_512_tokens_and_shared_prefixes(tmp_path, rng):
+    """Prompts that take several steps, alone and beside others; then others that begin as they do."""
+    reference = Reference(WIDE)
+    reference.logits([1, 2, 3])
+    folder = write_checkpoint(tmp_path / "wide", WIDE, reference.shapes, dtype=BFLOAT16)
+    options = {"memory": 8 << 20, "tokens": 512, "sequences": 8, "length": 1600}
+    gpu, cpu = LLM(folder, target="cuda", **options), LLM(folder, dtype="float32", **options)
+    whole = rng.integers(0, 96, 1500).tolist()
+    prompts = [whole[:1300], whole[200:900], whole[300:812], whole[300:813], whole[:33], whole[700:704]]
+    bound = 3 * 2.0**-9 * (10 * WIDE["num_hidden_layers"]) ** 0.5 * 10
+    scored = SamplingParameters(temperature=0.0, max_tokens=1, logprobs=5, prompt_logprobs=0)
+    exact = cpu.generate_all(prompts, scored)
+    for one, other in zip(gpu.generate_all(prompts, scored), exact, strict=True):
+        for found, expected in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
+            assert abs(found.logprob - expected.logprob) < bound
+    chosen = replace(scored, prompt_logprobs=None)
+    longer = [prompt + whole[1400:1404] for prompt in prompts]
+    for given in ([prompts[0]], prompts, longer, [*longer, *prompts[:2]]):
+        before = gpu.engine.statistics.cached_tokens
+        outputs = gpu.generate_all(given, chosen)
+        assert gpu.engine.statistics.cached_tokens - before >= 1280  # whole pages of the first prompt
+        cpu.engine.scheduler.pool.clear()
+        for one, other in zip(outputs, cpu.generate_all(given, chosen), strict=True):
+            token = one.completions[0].logprobs[0]
+            assert abs(token.logprob - dict(other.completions[0].logprobs[0].top)[token.token]) < bound
     assert gpu.engine.statistics.used_pages == 0

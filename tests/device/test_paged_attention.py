@@ -29,6 +29,7 @@ def test_all_kinds_of_steps(form, dtype, rng):
     batches = [
         *BATCHES, ([1], [2500]), ([1] * 40, rng.integers(1, 600, 40).tolist()), ([500, 1, 3], [900, 333, 700]),
         ([1, 2, 193], [1, 2, 193]), ([4, 300, 0, 1, 64], [800, 301, 0, 5000, 64]),
+        (rng.integers(0, 3, 90).tolist(), rng.integers(2, 700, 90).tolist()),
     ]  # fmt: skip
     for number, batch in enumerate(batches):
         inputs = draw_inputs(rng, form, batch)

@@ -105,6 +105,7 @@ def test_it_is_clean_in_any_order(config: DecodingConfig, rng: np.random.Generat
     [
         (PagedConfig(D=64, GROUP=2, SPLITS=4, EARLY=True), (1, 3, 9), (200, 17, 9)),
         (PagedConfig(D=64, GROUP=5, PAGE=8, WINDOW=40, SOFTCAP=9.0), (2, 0, 1), (130, 0, 64)),
+        (PagedConfig(D=64, GROUP=4, TILES=3, WEIGHTS=1), (1, 2, 4), (290, 64, 130)),
         (AttentionConfig(D=64, BN=96, CONSUMERS=3, CAUSAL=True, FLAT=False, PAGE=16), (3, 70, 5), (3, 170, 5)),
     ],
     ids=str,

@@ -14,7 +14,7 @@ CLUSTER_CTAS = 8  # CTAs that every Hopper GPU can run together
 
 def few_query_bytes(config: Any) -> int:
     """Shared memory of a CTA that takes all queries at once."""
-    loaded = (config.ROWS + 2 * config.STAGES * config.BN) * config.D * config.TYPE.itemsize
+    loaded = (config.ROWS + config.tiles * config.BN) * config.D * config.TYPE.itemsize
     weights = 2 * config.ROWS * config.BN * config.TYPE.itemsize
     parts = 4 * config.ROWS * (config.D + 2) if config.SPLITS > 1 else 0
     stored = 2 * config.ROWS * config.D // config.SPLITS  # half of a CTA's results at a time, as they lie in memory
@@ -28,7 +28,7 @@ def few_query_rules(config: Any) -> list[tuple[bool, str]]:
         (config.ROWS in (8, 16, 32, 64), "queries are counted as 8, 16, 32 or 64"),
         (config.ROWS * (2 * config.BN + config.D) <= 160 * 128, "exponentials, sums and results fit the registers"),
         (config.SPLITS in (1, 2, 4, CLUSTER_CTAS), f"1, 2, 4 or {CLUSTER_CTAS} CTAs make a cluster"),
-        (config.STAGES >= 1, "there is one stage at least"),
+        (config.tiles >= 2, "there is room for a block of keys and values"),
         (config.TYPE.itemsize == 2, "operands have 16 bits"),
         (config.shared_bytes <= SHARED_BYTES, f"{config.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
     ]
@@ -66,6 +66,11 @@ class DecodingConfig(NamedTuple):
     def fresh_block(self) -> tuple[int, int, int, int]:
         """The tile of the maps of keys and values that are read anew."""
         return (1, 1, FRESH_ROWS, self.D)
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of keys or values that are under way at once."""
+        return 2 * self.STAGES
 
     @property
     def columns(self) -> int:

@@ -16,13 +16,15 @@ class PagedConfig(NamedTuple):
     and a warpgroup.
 
     Keys are the rows of the products; the new tokens of a sequence, `GROUP` query heads each, their `ROWS` columns.
-    `BN` keys make a block, which comes page by page; `STAGES` blocks are under way at once.
+    `BN` keys make a block, which comes page by page; `TILES` blocks of keys or values are under way at once, and
+    there is room for the exponentials of `WEIGHTS` blocks.
     """
 
     D: int = 128
     BN: int = 64
     ROWS: int = 16
-    STAGES: int = 2  # so that three CTAs have room on a processor, with heads of 128
+    TILES: int = 4  # so that three CTAs have room on a processor, with heads of 128
+    WEIGHTS: int = 2  # with one, warps wait for each other once more
     SPLITS: int = 1
     GROUP: int = 4
     PAGE: int = 16
@@ -42,6 +44,11 @@ class PagedConfig(NamedTuple):
         return (1, self.box, self.D)
 
     @property
+    def tiles(self) -> int:
+        """Blocks of keys or values that are under way at once."""
+        return self.TILES
+
+    @property
     def columns(self) -> int:
         """Columns of the results that a CTA of the cluster puts together."""
         return self.D // self.SPLITS
@@ -57,6 +64,7 @@ class PagedConfig(NamedTuple):
         rules = [
             *few_query_rules(self),
             (self.BN in (64, 128), "BN is 64 or 128"),
+            (self.WEIGHTS in (1, 2), "there is room for the exponentials of one or two blocks"),
             (self.GROUP <= self.ROWS, "there is room for one token"),
             (self.PAGE >= LEAST_PAGE and whole, "blocks are whole pages, or pages whole blocks"),
         ]

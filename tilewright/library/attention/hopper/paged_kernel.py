@@ -30,14 +30,12 @@ class PagedMemory:
     """Tiles and barriers in shared memory."""
 
     queries: tx.shared_tile
-    keys: tx.shared_tile
-    values: tx.shared_tile
-    weights: tx.shared_tile  # exponentials of two blocks, [queries, keys]
+    tiles: tx.shared_tile  # keys and values of a block by turns
+    weights: tx.shared_tile  # exponentials of a block, or of two, [queries, keys]
     results: tx.shared_tile  # of this CTA's keys, for all of the cluster: [D, queries],
     maxima: tx.shared_tile  # … what the exponentials refer to,
     sums: tx.shared_tile  # … and their sums
-    key_ring: tx.ring_barriers
-    value_ring: tx.ring_barriers
+    ring: tx.ring_barriers
 
 
 @tilewright.aggregate
@@ -92,13 +90,12 @@ def slots_of(part, step, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def load_block(source, ring, tiles, step, part, CONFIG: tl.constexpr):
-    """Start loading a block of keys or values into the ring, once its stage is empty."""
-    position = tx.ring_at(step, CONFIG.STAGES)
-    slots = slots_of(part, step, CONFIG)
-    ring.empty[position.stage].wait(1 - position.parity)
-    tile = tiles[position.stage]
-    full = ring.full[position.stage]
+def load_block(source, memory, count, slots, part, CONFIG: tl.constexpr):
+    """Start loading keys or values of a block as number `count` of the ring, once its stage is empty."""
+    position = tx.ring_at(count, CONFIG.TILES)
+    memory.ring.empty[position.stage].wait(1 - position.parity)
+    tile = memory.tiles[position.stage]
+    full = memory.ring.full[position.stage]
     full.expect(tile.bytes)
     for number in tl.static_range(CONFIG.BN // CONFIG.box):
         tx.tma_load(source, (part.head, slots[number], 0), tile.slice(number * CONFIG.box, CONFIG.box), full)
@@ -107,26 +104,24 @@ def load_block(source, ring, tiles, step, part, CONFIG: tl.constexpr):
 @tilewright.jit
 def ask_for_blocks(k, v, memory, part, CONFIG: tl.constexpr):
     """Ask for the first blocks to come to the L2 cache: what kernels in front write is brought up to date there."""
-    for step in range(tl.minimum(part.blocks, CONFIG.STAGES)):
+    for step in range(tl.minimum(part.blocks, CONFIG.TILES // 2)):
         slots = slots_of(part, step, CONFIG)
         for number in tl.static_range(CONFIG.BN // CONFIG.box):
             place = (part.head, slots[number], 0)
-            tx.tma_prefetch(k, place, memory.keys[0].slice(0, CONFIG.box))
-            tx.tma_prefetch(v, place, memory.values[0].slice(0, CONFIG.box))
+            tx.tma_prefetch(k, place, memory.tiles[0].slice(0, CONFIG.box))
+            tx.tma_prefetch(v, place, memory.tiles[0].slice(0, CONFIG.box))
 
 
 @tilewright.jit
 def load_tiles(copy, k, v, memory, part, CONFIG: tl.constexpr):
-    """The loading role: one thread.  Values come one block after the keys."""
+    """The loading role: one thread."""
     if CONFIG.EARLY:
         ask_for_blocks(k, v, memory, part, CONFIG)
         tx.grid_wait()
-    if part.blocks > 0:
-        load_block(k, memory.key_ring, memory.keys, 0, part, CONFIG)
     for step in range(part.blocks):
-        if step + 1 < part.blocks:
-            load_block(k, memory.key_ring, memory.keys, step + 1, part, CONFIG)
-        load_block(v, memory.value_ring, memory.values, step, part, CONFIG)
+        slots = slots_of(part, step, CONFIG)
+        load_block(k, memory, 2 * step, slots, part, CONFIG)
+        load_block(v, memory, 2 * step + 1, slots, part, CONFIG)
     if CONFIG.SPLITS > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
@@ -166,11 +161,12 @@ def clear_unwritten(tile, keys_left, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def scores_of(memory, part, step, position, scale, CONFIG: tl.constexpr):
+def scores_of(memory, part, step, scale, CONFIG: tl.constexpr):
     """The scores of a block, [keys, queries]."""
-    memory.key_ring.wait_full(position)
-    scores = tx.wgmma_wait(tx.wgmma(memory.keys[position.stage], memory.queries.T))
-    memory.key_ring.release(position)
+    position = tx.ring_at(2 * step, CONFIG.TILES)
+    memory.ring.wait_full(position)
+    scores = tx.wgmma_wait(tx.wgmma(memory.tiles[position.stage], memory.queries.T))
+    memory.ring.release(position)
     return seen_scores(bounded(scores, scale, CONFIG), step, part, CONFIG)
 
 
@@ -181,18 +177,20 @@ def walk(memory, part, scale, CONFIG: tl.constexpr):
     sums = tl.zeros((CONFIG.BN, CONFIG.ROWS), tl.float32)  # each of one key in a block
     out = tl.zeros((CONFIG.D, CONFIG.ROWS), tl.float32)
     for step in range(part.blocks):
-        position = tx.ring_at(step, CONFIG.STAGES)
-        scores = scores_of(memory, part, step, position, scale, CONFIG)
-        powers, factor, greatest, weights = weigh(memory, scores, maximum, scale, step)
-        memory.value_ring.wait_full(position)
+        scores = scores_of(memory, part, step, scale, CONFIG)
+        powers, factor, greatest, weights = weigh(memory, scores, maximum, scale, step if CONFIG.WEIGHTS > 1 else 0)
+        position = tx.ring_at(2 * step + 1, CONFIG.TILES)
+        memory.ring.wait_full(position)
         keys_left = part.keys - step * CONFIG.BN
         if keys_left < CONFIG.BN:
-            clear_unwritten(memory.values[position.stage], keys_left, CONFIG)
-        pending = tx.wgmma(memory.values[position.stage].T, weights.T, out * factor)
+            clear_unwritten(memory.tiles[position.stage], keys_left, CONFIG)
+        pending = tx.wgmma(memory.tiles[position.stage].T, weights.T, out * factor)
         sums = tl.fma(sums, factor, powers)
         maximum = greatest
         out = tx.wgmma_wait(pending)
-        memory.value_ring.release(position)
+        memory.ring.release(position)
+        if CONFIG.WEIGHTS == 1:
+            tx.group_sync()  # all warps have read the exponentials
     return out, maximum, tl.sum(sums, 0)
 
 
@@ -230,13 +228,12 @@ def paged_tokens(q, k: tx.tensor_map, v: tx.tensor_map, tables, starts, lengths,
     if CONFIG.SPLITS > 1:
         tx.cluster((CONFIG.SPLITS,))
     swizzle: tl.constexpr = swizzle_of(CONFIG.D * CONFIG.TYPE.itemsize)
-    keys = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
-    values = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
+    tiles = tx.shared((CONFIG.TILES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
     queries = tx.shared((CONFIG.ROWS, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
-    weights = tx.shared((2, CONFIG.ROWS, CONFIG.BN), CONFIG.TYPE, swizzle=swizzle_of(CONFIG.BN * CONFIG.TYPE.itemsize))
+    weights = tx.shared((CONFIG.WEIGHTS, CONFIG.ROWS, CONFIG.BN), CONFIG.TYPE,
+                        swizzle=swizzle_of(CONFIG.BN * CONFIG.TYPE.itemsize))  # fmt: skip
     results, maxima, sums = divided_results(queries, CONFIG)
-    memory = PagedMemory(queries, keys, values, weights, results, maxima, sums, tx.make_ring(CONFIG.STAGES, 4),
-                         tx.make_ring(CONFIG.STAGES, 4))  # fmt: skip
+    memory = PagedMemory(queries, tiles, weights, results, maxima, sums, tx.make_ring(CONFIG.TILES, 4))
     tx.grid_launch_dependents()
     if not CONFIG.EARLY:
         tx.grid_wait()
