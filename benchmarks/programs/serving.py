@@ -89,7 +89,7 @@ def paged_decoding(place: Place, batch: int, length: int, heads: int, pairs: int
     keys, values, table = _paged(place, batch, length, pairs, size)
     lengths = torch.full((batch,), length, device=place.device, dtype=torch.int32)
     call = lambda: paged_attention(q, keys, values, table, lengths)  # noqa: E731
-    return Program(call, _decoded(length), (q, keys, values, table), tolerance=None if place.on_cpu else 1e-2)
+    return Program(call, _decoded(length), (q, keys, values, table), tolerance=None if place.on_cpu else 2e-2)
 
 
 @case("conch int8 product", cpu=[(512, 1024, 1024)], cuda=[(4096, 4096, 4096)], multiples=(128, 64, 64))
