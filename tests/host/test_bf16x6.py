@@ -102,7 +102,7 @@ def test_a_kernel_splits_as_the_build_does(turned: bool) -> None:
     types = {"x": "*f32", "planes": "*bf16", **dict.fromkeys(("rows", "columns"), "i32")}
     types |= dict.fromkeys(("x_batch", "x_row", "x_column", "line"), "i32")
     function = simplify(split_float32.trace(types, {"BLOCK_R": 8, "BLOCK_C": 32}))
-    run(function, [x, planes, 21, 37, batch, row, column, 40], (2, 3, 2))
+    run(function, [x, planes, 21, 37, batch, row, column, 40], (2 * 3 * 2, 1, 1))
     np.testing.assert_array_equal(planes.astype(np.float32), expected.astype(np.float32))
 
 

@@ -144,7 +144,7 @@ def _planes(
     width = min(_SPLIT_COLUMNS, next_power_of_2(expected(columns)))
     height = max(1, _SPLIT_BLOCK // width)
     sizes = {"rows": rows, "columns": columns, "x_batch": batch, "x_row": strides[0], "x_column": strides[1]}
-    grid = (ceil_divide(columns, width), ceil_divide(rows, height), batches)
+    grid = (product((ceil_divide(columns, width), ceil_divide(rows, height), batches)), 1, 1)  # any number along x
     constants = {"BLOCK_R": height, "BLOCK_C": width}
     call = launch(split_float32, {"x": value, "planes": planes}, {**sizes, "line": line}, constants, grid)
     return _Planes(planes, batches, line, (Stage((call,)),), (planes,))

@@ -63,11 +63,13 @@ def split_float32(x, planes, rows, columns, x_batch, x_row, x_column, line, BLOC
                   BLOCK_C: tl.constexpr):  # fmt: skip
     """planes[3 batch + part, row, column] = a part of x[batch, row, column], rows of planes being `line` apart.
 
-    Grid: (blocks of columns, blocks of rows, batches).
+    Grid: one for each block of columns, of rows, of each batch.
     """
-    batch = tl.program_id(2).to(tl.int64)
-    row = (tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None].to(tl.int64)
-    column = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    across, down = tl.cdiv(columns, BLOCK_C), tl.cdiv(rows, BLOCK_R)
+    block = tl.program_id(0) // across
+    batch = (block // down).to(tl.int64)
+    row = (block % down * BLOCK_R + tl.arange(0, BLOCK_R))[:, None].to(tl.int64)
+    column = (tl.program_id(0) % across * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     mask = (row < rows) & (column < columns)
     numbers = tl.load(x + (batch * x_batch + row * x_row + column.to(tl.int64) * x_column), mask=mask, other=0.0)
     first = planes + (3 * batch * rows + row) * line + column
