@@ -20,6 +20,7 @@ from tests.host.llm_reference import Reference
 from tests.host.llm_support import checkpoint_of, text_checkpoint
 from tilewright.errors import ImportModelError, InputError
 from tilewright.llm import LLM, SamplingParameters
+from tilewright.llm.step import CACHE_FORMATS
 from tilewright.llm.text import StopTexts, TextStream
 from tilewright.llm.tokenizer import Tokenizer
 
@@ -261,3 +262,15 @@ def test_settings_of_other_types_are_refused(folder, field):
     for value in ([1], {1: 2}, -1, b"x", (1, 2), float("nan")):
         with pytest.raises((InputError, ImportModelError)):
             LLM(folder, **{"memory": 1 << 19, field: value})
+
+
+def test_keys_and_values_in_8_bits_take_less_memory(tmp_path) -> None:
+    """The same memory has room for more tokens, and texts are made as ever."""
+    folder = checkpoint_of("llama", tmp_path)
+    models = {
+        kind: LLM(folder, dtype="float32", kv_cache_dtype=kind, memory=1 << 16, length=32) for kind in CACHE_FORMATS
+    }
+    pages = {kind: model.model.pages for kind, model in models.items()}
+    assert pages["fp8"] >= 4 * pages["auto"] and 2 * pages["auto"] < pages["int8"] < pages["fp8"]
+    wanted = SamplingParameters(max_tokens=5, temperature=0.0, ignore_eos=True)
+    assert all(len(model.generate([1, 2, 3], wanted).completions[0].tokens) == 5 for model in models.values())
