@@ -143,8 +143,11 @@ def int8(quick: bool) -> Iterator[Case]:
 
 @family("float32", floor=0.8)
 def float32(quick: bool) -> Iterator[Case]:
-    """float32 multiplied as it is, by multiply-add, against cuBLAS without tf32."""
-    shapes = [(4096, 4096, 4096), (2048, 4096, 1024), (512, 4096, 4096), (1000, 1000, 1000)]
+    """float32 with its own accuracy, on Hopper as three bfloat16 numbers each, against cuBLAS without tf32."""
+    shapes = [
+        (4096, 4096, 4096), (2048, 4096, 1024), (512, 4096, 4096), (1000, 1000, 1000), (4095, 4097, 4093),
+        (1024, 1024, 1024), (128, 4096, 4096), (16384, 64, 4096),
+    ]  # fmt: skip
     allowed, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
     try:
         for M, N, K in shapes[:1] if quick else shapes:
