@@ -105,8 +105,9 @@ class _Spans:
 
     def of(self, operation: Operation) -> range:
         """The operations during which the result must stay."""
-        users = [self._in_region_of(user, operation) for user in self._users.get(operation.result, ())]
-        return range(self._first[operation], max((self._last[user] for user in users), default=0) + 1)
+        first, users = self._first[operation], self._users.get(operation.result, ())
+        ends = [self._last[self._in_region_of(user, operation)] for user in users]
+        return range(first, max(ends, default=first) + 1)
 
     def _in_region_of(self, user: Operation, operation: Operation) -> Operation:
         """A user, or what contains it in the operation's own region."""
