@@ -160,11 +160,12 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         OpInfo("offset", "pointer moved by a number of elements", (2, 2), inference.offset, elementwise=True),
     ),
     "shape": (
-        _shape("splat", "a scalar in every element of a block", attributes=_SHAPE),
-        _shape("expand_dims", "a new axis of extent 1 at `axis`", attributes=_AXIS),
-        _shape("broadcast", "axes of extent 1 repeated to `shape`; the rank stays", attributes=_SHAPE),
-        _shape("reshape", "the same elements in row-major order as another shape", attributes=_SHAPE),
-        _shape("permute", "result axis i is operand axis order[i]", attributes={"order": AttributeInfo("ints")}),
+        _shape("splat", "a scalar in every element of a block", attributes=_SHAPE, rearranges=True),
+        _shape("expand_dims", "a new axis of extent 1 at `axis`", attributes=_AXIS, rearranges=True),
+        _shape("broadcast", "axes of extent 1 repeated to `shape`; the rank stays", attributes=_SHAPE, rearranges=True),
+        _shape("reshape", "the same elements in row-major order as another shape", attributes=_SHAPE, rearranges=True),
+        _shape("permute", "result axis i is operand axis order[i]", attributes={"order": AttributeInfo("ints")},
+               rearranges=True),
         _shape("join", "two blocks stacked on a new last axis of extent 2", operands=(2, 2)),
         _shape("split", "the two halves of a last axis of extent 2"),
         _shape("cat", "blocks one after the other along `axis`", operands=(2, None), attributes=_AXIS),
@@ -247,6 +248,7 @@ OPS: dict[str, OpInfo] = {
     for info in rows
 }
 ELEMENTWISE = frozenset(opcode for opcode, info in OPS.items() if info.elementwise)
+REARRANGING = frozenset(opcode for opcode, info in OPS.items() if info.rearranges)
 # What takes handles (`ir.types.Handle`): the explicit operations, and what passes values on.
 _TAKES_HANDLES = explicit.OPCODES | {info.opcode for info in _SECTIONS["control flow"]}
 

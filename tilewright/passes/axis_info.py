@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Region, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import PointerType, TensorType
 from tilewright.passes.choice_rules import keeps_value
@@ -429,7 +430,7 @@ def _numbers_programs(value: SSAValue) -> bool:
 
 
 _KEEPS_SIGN = ("add", "multiply", "divide", "minimum", "and", "or", "xor", "shift_right", "shift_left")
-_MOVES = ("splat", "expand_dims", "broadcast", "reshape", "permute", "hint", "join", "cat")
+_MOVES = REARRANGING | {"hint", "join", "cat"}
 
 
 def not_negative(value: SSAValue, depth: int = 8) -> bool:

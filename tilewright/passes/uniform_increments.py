@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import int64
 from tilewright.ir.core import Function, Operation, Region, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.rewrite import Rebuilder, Replacement
 from tilewright.ir.types import TensorType, scalar
 
 _STEPS = {"offset", "add"}
-_REPEATS = {"splat", "broadcast", "expand_dims", "reshape", "permute"}
 
 
 def carry_uniform_increments(function: Function) -> Function:
@@ -114,7 +114,7 @@ def _uniform(block: SSAValue) -> SSAValue | None:
             return None
         if operation.opcode == "constant":
             return block
-        if operation.opcode not in _REPEATS:
+        if operation.opcode not in REARRANGING:
             return None
         block = operation.operands[0]
     return block

@@ -20,7 +20,6 @@ from tilewright.targets.cpu.distinct import plain
 
 FIXED, SCATTERED = -1, -2
 Axes = tuple[int, ...]
-SHAPE_OPS = frozenset({"expand_dims", "broadcast", "permute", "reshape", "splat"})
 
 
 @dataclass(frozen=True)

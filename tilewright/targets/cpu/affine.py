@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from tilewright.ir.core import Function, Operation, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.types import PointerType, TensorType
 from tilewright.targets.cpu.attributes import integer, integers, number
 
@@ -336,7 +337,7 @@ class AffineAnalysis:
         return 1
 
 
-_SHAPE_RULES = {"constant", "splat", "expand_dims", "broadcast", "permute", "reshape"}
+_SHAPE_RULES = REARRANGING | {"constant"}
 
 
 def constant_of(value: SSAValue) -> int | None:
@@ -346,7 +347,7 @@ def constant_of(value: SSAValue) -> int | None:
         return None
     if operation.opcode == "constant":
         return integer(operation, "value")
-    if operation.opcode in ("splat", "broadcast", "expand_dims", "reshape", "permute", "cast", "hint"):
+    if operation.opcode in REARRANGING or operation.opcode in ("cast", "hint"):
         return constant_of(operation.operands[0])
     return None
 

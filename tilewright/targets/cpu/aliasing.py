@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.types import PointerType
-from tilewright.targets.cpu.access import SHAPE_OPS, conjuncts, prefix_of
+from tilewright.targets.cpu.access import conjuncts, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
 from tilewright.targets.cpu.distinct import Lanes, Limits, Stride, plain
 from tilewright.targets.cpu.ranges import Interval, Number, Ranges, element_bytes, least, most, plus, times
@@ -142,7 +143,7 @@ class Aliasing:
             operation = value.definition
             if operation is None:
                 value = self._carried[value].start
-            elif operation.opcode in SHAPE_OPS or operation.opcode in ("offset", "hint", "bitcast"):
+            elif operation.opcode in REARRANGING or operation.opcode in ("offset", "hint", "bitcast"):
                 value = operation.operands[0]
                 if not isinstance(value.type.element, PointerType):
                     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tilewright.ir.core import Operation, SSAValue
-from tilewright.ir.ops import ELEMENTWISE
+from tilewright.ir.ops import ELEMENTWISE, REARRANGING
 from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.attributes import integer, number
@@ -136,7 +136,7 @@ def value_outside(value: SSAValue, compares: frozenset[SSAValue]) -> float | int
     opcode, operands = operation.opcode, operation.operands
     if opcode == "constant":
         return number(operation)
-    if opcode in ("splat", "broadcast", "expand_dims", "reshape", "permute", "hint"):
+    if opcode in REARRANGING or opcode == "hint":
         return value_outside(operands[0], compares)
     if opcode == "load":
         if len(operands) < 2 or value_outside(operands[1], compares) is not False:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilewright.ir.core import Operation, SSAValue
-from tilewright.ir.ops import PAIRS_FIT
-from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, operand_axes, prefix_key, prefix_of
+from tilewright.ir.ops import PAIRS_FIT, REARRANGING
+from tilewright.targets.cpu.access import Axes, Prefix, conjuncts, operand_axes, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
@@ -61,7 +61,7 @@ class MaskPart:
 
 def shape_source(placement: Placed, value: SSAValue) -> SSAValue:
     """The value that `value` is a rearrangement of."""
-    while value not in placement.stored and value.definition is not None and value.definition.opcode in SHAPE_OPS:
+    while value not in placement.stored and value.definition is not None and value.definition.opcode in REARRANGING:
         source = value.definition.operands[0]
         if source.type.is_scalar:
             break
@@ -248,7 +248,7 @@ def is_zero(value: SSAValue) -> bool:
     operation = value.definition
     if operation is None:
         return False
-    if operation.opcode in SHAPE_OPS:
+    if operation.opcode in REARRANGING:
         return is_zero(operation.operands[0])
     return operation.opcode == "constant" and operation.attributes["value"] == 0
 

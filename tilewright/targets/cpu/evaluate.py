@@ -20,9 +20,8 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, SSAValue
-from tilewright.ir.ops import ELEMENTWISE
+from tilewright.ir.ops import ELEMENTWISE, REARRANGING
 from tilewright.ir.types import PointerType
-from tilewright.targets.cpu.access import SHAPE_OPS
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
@@ -223,7 +222,7 @@ class Evaluator:
                 return assumed
         if opcode in ELEMENTWISE:
             return self._elementwise(operation, indices)
-        if opcode in SHAPE_OPS:
+        if opcode in REARRANGING:
             return self._shape(operation, value, indices)
         return getattr(self, f"_{opcode}")(operation, value, indices)
 
@@ -711,7 +710,7 @@ class Evaluator:
     def address(self, pointer: SSAValue, indices: Indices) -> LLVMValue:
         """The pointer at scalar indices, its offsets computed in 64 bits."""
         operation = pointer.definition
-        if pointer.type.is_scalar or operation is None or operation.opcode not in (*SHAPE_OPS, "offset", "hint"):
+        if pointer.type.is_scalar or operation is None or operation.opcode not in (*REARRANGING, "offset", "hint"):
             return self.evaluate(pointer, indices)
         if pointer in self.storage and pointer is not self.through:
             return self.evaluate(pointer, indices)
@@ -748,7 +747,7 @@ class Evaluator:
             and operands[0].type.dtype.bits <= value.type.dtype.bits
         ):
             return self.wide(operands[0], indices)
-        if opcode in SHAPE_OPS:
+        if opcode in REARRANGING:
             mapped = self.source_indices(operation, indices)
             assert mapped is not None
             return self.wide(operands[0], mapped)

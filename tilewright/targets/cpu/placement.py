@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, SSAValue
-from tilewright.ir.ops import ELEMENTWISE
+from tilewright.ir.ops import ELEMENTWISE, REARRANGING
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import (
-    SHAPE_OPS,
     Prefix,
     PrefixKey,
     ValueWalker,
@@ -27,7 +26,7 @@ from tilewright.targets.cpu.program import ProgramOrder
 from tilewright.targets.cpu.register_tables import fits_register
 from tilewright.targets.cpu.target import CPUTarget
 
-LAZY = ELEMENTWISE | SHAPE_OPS | {"constant", "arange", "load", "join", "split", "cat", "gather"}
+LAZY = ELEMENTWISE | REARRANGING | {"constant", "arange", "load", "join", "split", "cat", "gather"}
 WRITERS = frozenset({"store", "atomic_rmw", "atomic_cas", "barrier"})
 _COSTS = {
     "exp": 8, "exp2": 8, "log": 10, "log2": 10, "sin": 12, "cos": 12, "tanh": 10, "erf": 12, "power": 40,
@@ -237,7 +236,7 @@ class Placement:
             step = self.analysis.along(operation.operands[0], value.type.rank - 1).step
             return (1.0 if step in (0, 1) else 8.0) + sum(self.cost(operand) for operand in operation.operands[1:]) / 4
         inner = sum(self.cost(operand) for operand in dict.fromkeys(operation.operands))
-        if opcode in SHAPE_OPS or opcode in ("hint", "bitcast"):
+        if opcode in REARRANGING or opcode in ("hint", "bitcast"):
             if opcode in ("broadcast",) and operation.operands[0].type.shape[-1] == 1:
                 return inner / 4  # computed once for a row
             return inner

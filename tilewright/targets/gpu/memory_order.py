@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, Region, SSAValue
-from tilewright.ir.ops import Effect, effects_of
+from tilewright.ir.ops import REARRANGING, Effect, effects_of
 from tilewright.targets.gpu.accesses import ACCESSES
 from tilewright.targets.gpu.layouts import SCALAR_REGIONS
 
-_PASSES_POINTERS = ("offset", "splat", "broadcast", "expand_dims", "reshape", "permute", "hint")
+_PASSES_POINTERS = REARRANGING | {"offset", "hint"}
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,14 @@ from functools import reduce
 from tilewright import dtypes
 from tilewright.dtypes import DType, int64
 from tilewright.ir.core import Function, Operation, Parameter, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.rewrite import Rebuilder, constant_of
 from tilewright.ir.types import PointerType, scalar
 from tilewright.ir.undefined_lanes import MASK_OPERAND
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.failures import NUMBER, accesses
 
-_SAME = frozenset({"splat", "expand_dims", "broadcast", "permute", "reshape", "hint"})
+_SAME = REARRANGING | {"hint"}
 _FACTOR = 1 << 29  # numbers below it are multiplied, and some such products added, without overflow of 64 bits
 _FEWER = 4  # times fewer elements than the block of pointers has an index whose extremes are looked for
 _FARTHEST = 1 << 40  # elements that a pointer of a block which lies inside may be moved at once
