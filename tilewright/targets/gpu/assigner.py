@@ -90,6 +90,8 @@ class Assigner:
             moved = operation if operation is not None and operation.opcode in (*ELEMENTWISE, *_MOVING) else None
             sources = moved.operands if moved is not None else self.groups.get(path[-1], [])
             home = next((self.home[source] for source in sources if source in self.home), None)
+            if home is not None and moved is not None and moved.opcode == "split" and transfer.split(home) is None:
+                home = None  # the halves get a layout of their own
             further = next((source for source in sources if source in self.open and source not in seen), None)
             if home is not None:
                 self.demand(path.pop(), result_layout(moved, home) if moved is not None else home)
@@ -147,6 +149,9 @@ class Assigner:
             return [(member, layout) for member in self.groups[value]]
         if operation is None:
             return []
+        if operation.opcode == "split":
+            for half in operation.results:
+                self.anchor(half, layout)
         if operation.opcode == "load":
             self.working[operation] = layout
             self.required[operation] = [layout] * len(operation.operands)

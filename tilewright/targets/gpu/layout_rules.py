@@ -66,6 +66,9 @@ def _split(assigner: Assigner, operation: Operation) -> None:
     if operand.type.rank == 1:
         _no_layout(assigner, operation)
         return
+    if assigner.direct_loads and operand in assigner.open:
+        assigner.open |= dict.fromkeys(operation.results)  # as what they are combined with wants them
+        return
     layout = assigner.settle(operand)
     halves = transfer.split(layout)
     if halves is None:

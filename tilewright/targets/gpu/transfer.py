@@ -200,11 +200,16 @@ def operand_layout(operation: Operation, number: int, layout: LinearLayout) -> L
         return halves[0]
     if opcode == "cat":
         return halved(layout, operation.attributes["axis"], len(operation.operands))  # type: ignore[arg-type]
+    if opcode == "split":
+        return _stacked(layout)
     return layout
 
 
 def result_layout(operation: Operation, layout: LinearLayout) -> LinearLayout:
-    """Where the result of a shape operation is when its first operand is in `layout` and nothing is moved."""
+    """Where the result of a shape operation is when its first operand is in `layout` and nothing is moved.
+
+    Raises `ValueError` for halves that are not in one thread.
+    """
     opcode, result = operation.opcode, operation.results[0]
     if opcode in ("expand_dims", "reshape"):
         return layout.reshape(padded(result.type.shape))
@@ -214,6 +219,11 @@ def result_layout(operation: Operation, layout: LinearLayout) -> LinearLayout:
         return _renamed(layout.permute([axis for axis in order if isinstance(axis, int)]))
     if opcode == "join":
         return joined(layout)
+    if opcode == "split":
+        halves = split(layout)
+        if halves is None:
+            raise ValueError(f"{layout} does not keep both halves in one thread")
+        return halves[0]
     if opcode == "cat":
         return extended(layout, operation.attributes["axis"], len(operation.operands))  # type: ignore[arg-type]
     return layout
@@ -221,6 +231,14 @@ def result_layout(operation: Operation, layout: LinearLayout) -> LinearLayout:
 
 def _renamed(layout: LinearLayout) -> LinearLayout:
     return LinearLayout(layout.inputs, tuple((f"dim{axis}", extent) for axis, extent in enumerate(layout.shape)))
+
+
+def _stacked(layout: LinearLayout) -> LinearLayout:
+    """Two blocks of a layout along a new last axis: the highest register bit tells them apart, so that registers that
+    one instruction computes stay neighbours."""
+    bases = {name: [(*vector, 0) for vector in layout.vectors(name)] for name in layout.input_names}
+    bases["register"].append((*(0 for _ in layout.shape), 1))
+    return LinearLayout.make(bases, (*layout.shape, 2))
 
 
 def extended(layout: LinearLayout, axis: int, count: int) -> LinearLayout:
