@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,14 +20,17 @@ from benchmarks.models import timed
 from benchmarks.models.timed import Model
 from tilewright.build.builder import build
 from tilewright.engine.engine import Engine
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.pipeline import optimize
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.importers import import_model
 from tilewright.quant.layers import layers_of, quantized, residuals_of
 from tilewright.quant.quantize import calibrate
 from tilewright.targets.kernel_facts import GPU_KERNELS
 
 FP8_LARGEST = 448.0
+GROUP = 128  # of the depth, that share a scale of 8-bit floats
+BATCHES = (1, 2, 4, 8, 16, 32, 64)  # of decoding
 HIDDEN, HEADS, INTERMEDIATE = 4096, 32, 16384  # of the block
 
 
@@ -144,13 +149,50 @@ def _weights(model: Model, scheme: str) -> Model:
     return model
 
 
+def _float8_product(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """A product by constant weights as one by 8-bit floats, to the nearest, with a scale for each group."""
+    x, w = node.inputs
+    weights = rewriter.constant(w)
+    if x is None or weights is None or weights.ndim != 2:
+        return None
+    matrix = (weights if node.attributes["transpose_b"] else weights.T).astype(np.float32)
+    groups = matrix.reshape(len(matrix), -1, GROUP)
+    scales = np.maximum(np.abs(groups).max(-1, keepdims=True), 1e-6) / FP8_LARGEST
+    codes = (groups / scales).astype(ml_dtypes.float8_e4m3fn).reshape(matrix.shape)
+    names = ((codes, "codes"), (scales[..., 0], "scales"))
+    return rewriter.op("dequantized_matmul", [x, *(rewriter.new_constant(array, name) for array, name in names)])
+
+
+def _float8_weights(model: Model) -> Model:
+    """The model with weights alone in 8-bit floats; the peers have them in the model's floats."""
+
+    def engine() -> Engine:
+        graph = optimize(import_model(model.module, model.inputs))
+        return build(apply_rules(graph, {"matmul": [_float8_product]}), "cuda")
+
+    model.build, model.floor, model.in_floats, model.bytes = engine, None, True, None
+    return model
+
+
+def _int4_weights(model: Model) -> Model:
+    return _weights(model, "int4-weights")
+
+
+def _decoding(kind: str, change: Callable[[Model], Model]) -> dict[str, Callable[[], Model]]:
+    """A case for each batch."""
+    return {
+        f"Llama-8B x4 {kind} weights decode b{batch}": lambda batch=batch: change(timed.decode_model(batch))
+        for batch in BATCHES
+    }
+
+
 CASES: dict[str, Callable[[], Model]] = {
     "block fp8 b8 s512": lambda: _quantized(_block(8, 512), "fp8"),
     "block int8 b8 s512": lambda: _quantized(_block(8, 512), "int8"),
     "BERT-base fp8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "fp8"),
     "BERT-base int8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "int8"),
-    "Llama-8B x4 int4 weights decode b1": lambda: _weights(timed.decode_model(1), "int4-weights"),
-    "Llama-8B x4 int4 weights decode b32": lambda: _weights(timed.decode_model(32), "int4-weights"),
+    **_decoding("int4", _int4_weights),
+    **_decoding("fp8", _float8_weights),
     "Llama-8B x4 int8 weights decode b1": lambda: _weights(timed.decode_model(1), "int8-weights"),
     "ResNet-50 int8 b128": lambda: _quantized(timed.resnet_model(128), "int8", linears=False),
 }
