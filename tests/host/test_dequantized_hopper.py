@@ -191,6 +191,12 @@ CONFIGS = [
     DequantizedConfig(STAGES=2, CONSUMERS=2, GROUP=64, ZEROS=True, LOW=0, DEPENDENT=True),
     DequantizedConfig(STAGES=2, GROUP=32, SCALED=True, SPLIT=2, BITS=8, LOW=128),
     DequantizedConfig(STAGES=4, BATCH=16, CONSUMERS=4, GROUP=0, BITS=8, CODES=tl.float8e4nv, SPLIT=2, DEPENDENT=True),
+    DequantizedConfig(STAGES=8, WARPS=1, SLICES=4, DEPENDENT=True),
+    DequantizedConfig(STAGES=8, WARPS=1, SLICES=4, CONSUMERS=2, GROUP=64, ZEROS=True, LOW=0, SPLIT=2),
+    DequantizedConfig(STAGES=4, WARPS=1, SLICES=2, BATCH=16, GROUP=0, BITS=8, LOW=128, SPLIT=2, DEPENDENT=True),
+    DequantizedConfig(STAGES=4, WARPS=1, SLICES=2, GROUP=8, SCALED=True, BITS=8, CODES=tl.float8e4nv),
+    DequantizedConfig(STAGES=4, WARPS=1, GROUP=16),
+    DequantizedConfig(STAGES=4, WARPS=1, GROUP=32, BATCH=16, BITS=8, CODES=tl.float8e5, SLICES=2),
 ]
 
 
@@ -280,6 +286,16 @@ def test_what_stays_floats_is_named(rng: np.random.Generator) -> None:
     wide = product_of(random_matrix(rng, int4, 256, 192, 64), float32)
     (remark,) = weight_products(wide, get_target("cuda:sm_90a").kernels).remarks
     assert "not by float32" in remark
+
+
+@pytest.mark.parametrize("group", [16, 32, 128])
+def test_weights_of_warps_stay_in_registers(group: int) -> None:
+    """Parts of the depth with scales of their own are where the products read them, and no block moves."""
+    config = DequantizedConfig(STAGES=8, WARPS=1, SLICES=2, CONSUMERS=2, GROUP=group)
+    function = dequantized_matmul.trace(kernel_types(config), {"CONFIG": config}, {"out": Parameter("out", 16)})
+    lowered = lower(function, NvidiaTarget.named("sm_90a"), NvidiaOptions())
+    assert not [remark for remark in map(str, lowered.remarks) if "changes its layout" in remark and "bf16" in remark]
+    assert lowered.text.count("mma.sync.aligned.m16n8k16") == 32
 
 
 @pytest.mark.parametrize("sizes", [(64, 4096, 4096), (64, 4096, 14336), (64, 8192, 8192), (128, 4096, 4096)])

@@ -136,7 +136,8 @@ def dequantized_matmul(
     """activation(x @ values.T + bias) + residual, with the values of packed weights.
 
     `x` is [..., depth], contiguous, bfloat16 or float16.  The weights are widened to its type and multiplied on the
-    tensor cores; sums are float32 and scaled in float32 (in groups of less than 64 the weights are scaled and rounded).
+    tensor cores; sums are float32 and scaled in float32. In groups of less than 64, or many rows, weights may be scaled
+    and rounded instead.
     `out` [..., columns] is contiguous, of `out_dtype`: float32, float16 or bfloat16, by default the type of `x`.
     `bias` is [columns], `residual` like out, `activation` as in `matmul`.  Intended for up to about 256 rows, which
     take the time of reading the weights.  `weights_ready` promises that no running kernel writes the weights.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilewright.language as tl
 from tilewright.graph.core import Graph, Value
@@ -20,7 +20,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import Cost, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.hopper import REGISTERS, RESERVED_BYTES, SHARED_BYTES, THREADS, is_possible
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedConfig
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.library.packing import fragments_recipe, panels_recipe
@@ -33,16 +33,43 @@ from tilewright.targets.machine import Machine
 
 MOST_CANDIDATES = 4  # that are candidates
 CTA_ROWS = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
-_CONSUMERS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (1, 2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
-# Clocks of a multiprocessor for a stage, and for each row of x, fitted to 180 configs of 44 problems (H200, 2026-11-29;
-# they differ by 8 percent): what a warpgroup takes alone, at least; what all share; and what each adds.
-_CLOCKS_ALONE, _ALONE_ROW = 418.0, 2.65
-_SHARED, _SHARED_ROW = 137.0, 1.12
-_WARPGROUP, _WARPGROUP_ROW = 170.0, 1.71
-_OF_BYTES = 1.54  # times as much for weights of 8 bits
-_DEQUANTIZED_FILL = 850.0  # from the first copy to the first product, and after the last one
+_WARPGROUPS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (1, 2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
+_WARP_ROWS = 16  # of a CTA at most, whose products warps do
+_WARPS = ((2, 2), (1, 2), (1, 4), (2, 4), (4, 2))  # columns in units of 64, and warps that take turns at the stages
+
+
+class _Consumers(NamedTuple):
+    """How the consumers of a CTA share its work: fields of a config."""
+
+    columns: int  # in units of 64
+    slices: int = 1
+    warps: int = 4
+
+
+class _Clocks(NamedTuple):
+    """Clocks of a multiprocessor for a stage of 64 columns: of a consumer alone, at least, and for each row of x; what
+    all share, and for each row; what each adds, and for each row; times as much for 8 bits; for the first stage and
+    the last results; for the sums of each slice."""
+
+    alone: float
+    alone_row: float
+    shared: float
+    shared_row: float
+    each: float
+    each_row: float
+    of_bytes: float
+    fill: float
+    slice: float = 0.0
+
+
+# Fitted on an H200: warpgroups to 180 configs of 44 problems (2026-11-29; they differ by 8 percent), warps to 50 of
+# 28672 columns by a depth of 4096 (2026-11-30; by 8 percent).
+_OF_WARPGROUPS = _Clocks(418.0, 2.65, 137.0, 1.12, 170.0, 1.71, 1.54, 850.0)
+_OF_WARPS = _Clocks(1250.0, 34.0, 19.0, 4.5, 93.0, 3.7, 1.37, 2400.0, 440.0)
 _CLUSTER, _EXCHANGE = 1190.0, 5.5  # for the sums of others: of a cluster; for each row of 64 columns of each other CTA
-_REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}  # of a thread, by the rows of a CTA
+# Of a thread, by the rows of a CTA.
+_REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}
+_REGISTERS_OF_WARPS = {8: 96, 16: 128}
 
 
 def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -147,36 +174,48 @@ def _configs(problem: DequantizedProblem) -> list[DequantizedConfig]:
     return next((found for batch in reversed(batches) if (found := list(_configs_of(problem, batch)))), [])
 
 
+def _forms(batch: int) -> list[_Consumers]:
+    """The forms for so many rows of a CTA."""
+    warpgroups = [_Consumers(consumers) for consumers in _WARPGROUPS[batch]]
+    return warpgroups + [_Consumers(*each, warps=1) for each in _WARPS if batch <= _WARP_ROWS]
+
+
 def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[DequantizedConfig]:
     """Configs with so many rows, with as many stages as there is room for so many CTAs of a multiprocessor."""
     group = problem.stage_group
     integer = problem.weights.is_integer
     low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0
     stages = -(-problem.depth // WEIGHT_STAGE)
-    for consumers, split, together in product(_CONSUMERS[batch], (1, 2, 4, 8), (1, 2, 3, 4)):
-        # Sums beside those of a group would not fit the registers.
-        many = batch == 256 or (batch * consumers == 256 and problem.weights.bits == 8)
-        scaled = 0 < group < PIECE or many
+    for form, split, together in product(_forms(batch), (1, 2, 4, 8), (1, 2, 3, 4)):
         config = DequantizedConfig(
-            BATCH=batch, CONSUMERS=consumers, DEPTH=WEIGHT_STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
+            BATCH=batch, CONSUMERS=form.columns, DEPTH=WEIGHT_STAGE, STAGES=2, SPLIT=split, SLICES=form.slices,
+            WARPS=form.warps, GROUP=group,
             CODES=tl.int32 if integer else tl.dtype(problem.weights), BITS=problem.weights.bits, LOW=low,
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
             OUTPUT=tl.dtype(problem.output),
             MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
             EPILOGUE=problem.epilogue.function,
         )  # fmt: skip
+        # Sums beside those of a group would not fit the registers.
+        many = batch == 256 or (batch * config.CONSUMERS == 256 and problem.weights.bits == 8)
+        config = config._replace(SCALED=0 < group < config.least_group or many)
         room = SHARED_BYTES // together - RESERVED_BYTES
         most = (room - config.shared_bytes) // config.stage_bytes + config.STAGES
-        config = config._replace(STAGES=max(min(16, -(-stages // split), most), config.least_stages))
-        if split <= stages and config.shared_bytes <= room and is_possible(config) and _resident(config) >= together:
+        useful = min(16, -(-stages // split), most) // config.SLICES * config.SLICES
+        config = config._replace(STAGES=max(useful, config.least_stages))
+        fits = split * config.SLICES <= stages and config.shared_bytes <= room
+        if fits and is_possible(config) and _resident(config) >= together:
             yield config
 
 
 def _resident(config: DequantizedConfig) -> int:
     """CTAs of a multiprocessor."""
-    registers = max(config.registers) or _REGISTERS[config.BATCH]
-    by_registers = REGISTERS // (registers * 128 * config.CONSUMERS + 32 * 128)
-    return max(1, min(by_registers, SHARED_BYTES // (config.shared_bytes + RESERVED_BYTES), THREADS // config.threads))
+    if config.WARPS == 1:
+        registers = _REGISTERS_OF_WARPS[config.BATCH] * config.threads
+    else:
+        registers = (max(config.registers) or _REGISTERS[config.BATCH]) * 128 * config.copies + 32 * 128
+    shared = SHARED_BYTES // (config.shared_bytes + RESERVED_BYTES)
+    return max(1, min(REGISTERS // registers, shared, THREADS // config.threads))
 
 
 def seconds_of(config: DequantizedConfig, problem: DequantizedProblem, machine: Machine) -> float:
@@ -186,16 +225,24 @@ def seconds_of(config: DequantizedConfig, problem: DequantizedProblem, machine: 
     ctas = across * down
     waves, together = -(-ctas // (slots * resident)), min(resident, -(-ctas // slots))
     stages = -(-problem.depth // (config.DEPTH * config.SPLIT))
-    warpgroups, rows = config.CONSUMERS * together, config.BATCH
-    shared = _SHARED + _SHARED_ROW * rows + warpgroups * (_WARPGROUP + _WARPGROUP_ROW * rows)
-    stage = max(_CLOCKS_ALONE + _ALONE_ROW * rows, shared) * (_OF_BYTES if config.BITS == 8 else 1.0)
-    exchange = _CLUSTER + _EXCHANGE * rows * config.CONSUMERS * (config.SPLIT - 1) if config.SPLIT > 1 else 0.0
-    clocks = waves * (_DEQUANTIZED_FILL + exchange + stages * stage)
+    clocks = waves * _wave(config, together, stages)
     weights = problem.weight_bytes
-    read = min(config.BATCH, problem.rows) * problem.depth * problem.input.itemsize * across / config.SPLIT * down
+    rows = min(config.BATCH, problem.rows) * problem.depth * problem.input.itemsize
+    read = rows * across / config.SPLIT * down
     busy = min(1.0, ctas / machine.processors)
     flight = min(1.0, together * min(config.STAGES, stages) * config.weight_bytes / machine.in_flight)
     results = problem.rows * problem.columns * problem.output.itemsize
     memory = (weights + results) / (machine.memory * busy * flight)
     cache = (weights * down + read + results) / machine.l2_together
     return machine.launches.hopper_product + max(clocks / machine.wgmma_clock, memory, cache)
+
+
+def _wave(config: DequantizedConfig, together: int, stages: int) -> float:
+    """Clocks of a multiprocessor for so many CTAs at once."""
+    cost = _OF_WARPS if config.WARPS == 1 else _OF_WARPGROUPS
+    rows = config.BATCH
+    shared = cost.shared + cost.shared_row * rows + config.copies * together * (cost.each + cost.each_row * rows)
+    stage = max(cost.alone + cost.alone_row * rows, shared) * (cost.of_bytes if config.BITS == 8 else 1.0)
+    exchange = _CLUSTER + _EXCHANGE * rows * config.CONSUMERS * (config.SPLIT - 1) if config.SPLIT > 1 else 0.0
+    exchange += cost.slice * config.SLICES if config.SLICES > 1 else 0.0
+    return cost.fill + exchange + -(-stages // config.SLICES) * stage

@@ -27,6 +27,8 @@ class DequantizedConfig(NamedTuple):
     DEPTH: int = 128
     STAGES: int = 8
     SPLIT: int = 1
+    SLICES: int = 1  # consumers of the same columns, which take turns at the stages
+    WARPS: int = 4  # of a consumer: 4 multiply by wgmma, 1 by mma.sync
     GROUP: int = 128
     SCALED: bool = False
     CODES: Any = tl.int32  # elements of packed weights: words of integers, or 8-bit floats
@@ -62,9 +64,18 @@ class DequantizedConfig(NamedTuple):
         return max(1, self.DEPTH // self.GROUP) if self.GROUP else 1
 
     @property
+    def low_bits(self) -> int:
+        """The bits of both halves of a word that become those of a float at once."""
+        return 0x000F000F if self.BITS == 4 else 0x007F007F if self.TYPE == tl.bfloat16 else 0x00FF00FF
+
+    @property
     def base(self) -> int:
         """What floats that are made by bits are more than the integers they stand for."""
-        return (128 if self.TYPE == tl.bfloat16 else 1024) + self.LOW if self.BITS == 4 else 0
+        if self.CODES != tl.int32:
+            return 0
+        if self.TYPE == tl.bfloat16:
+            return self.LOW + (128 if self.BITS == 4 else -128)
+        return self.LOW + 1024
 
     @property
     def wide(self) -> Any:
@@ -84,7 +95,12 @@ class DequantizedConfig(NamedTuple):
     @property
     def together(self) -> int:
         """Pieces whose sums are scaled at once."""
-        return self.pieces if self.SCALED else self.pieces // self.groups
+        return self.pieces if self.SCALED else max(1, self.pieces // self.groups)
+
+    @property
+    def least_group(self) -> int:
+        """Steps at least whose sums are scaled apart from others."""
+        return PIECE if self.WARPS == 4 else 16
 
     @property
     def codes_block(self) -> tuple[int, int, int]:
@@ -124,9 +140,15 @@ class DequantizedConfig(NamedTuple):
         return self.weight_bytes + self.x_bytes
 
     @property
+    def copies(self) -> int:
+        """Consumers of a CTA."""
+        return self.CONSUMERS * self.SLICES
+
+    @property
     def least_stages(self) -> int:
         """Stages in whose x all sums have room."""
-        return max(2, -(-self.CONSUMERS * self.BATCH * COLUMNS * 4 // self.x_bytes))
+        least = max(2, -(-self.copies * self.BATCH * COLUMNS * 4 // self.x_bytes))
+        return -(-least // self.SLICES) * self.SLICES
 
     @property
     def stored_columns(self) -> int:
@@ -147,13 +169,13 @@ class DequantizedConfig(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: warpgroups that multiply, and one that loads."""
-        return 128 * (self.CONSUMERS + 1)
+        """Threads of a CTA: consumers that multiply, and one group of as many warps that loads."""
+        return 32 * self.WARPS * (self.copies + 1)
 
     @property
     def registers(self) -> tuple[int, int]:
         """Budgets of loading and multiplying threads; (0, 0) where all have enough."""
-        if self.BATCH < 64:
+        if self.WARPS < 4 or self.BATCH < 64:
             return 0, 0
         return {1: (0, 0), 2: (24, 240), 4: (24, 112)}[self.CONSUMERS]
 
@@ -162,6 +184,8 @@ class DequantizedConfig(NamedTuple):
         """What tells a config from others, in a line."""
         parts = [f"{self.BATCH} rows by {COLUMNS * self.CONSUMERS} columns, depth {self.DEPTH}, {self.STAGES} stages"]
         parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
+        parts += [f"{self.SLICES} slices"] if self.SLICES > 1 else []
+        parts += ["by warps"] if self.WARPS == 1 else []
         return ", ".join([*parts, "weights scaled" if self.SCALED else "sums scaled"])
 
     def check(self) -> DequantizedConfig:
@@ -173,7 +197,12 @@ class DequantizedConfig(NamedTuple):
             (self.CONSUMERS in (1, 2, 4), "there are 1, 2 or 4 consumers"),
             (self.DEPTH in (64, 128, 256), "DEPTH is 64, 128 or 256"),
             (self.DEPTH % step == 0 or step % self.DEPTH == 0, "groups divide a stage, or stages a group"),
-            (self.SCALED or self.groups <= self.pieces, f"sums of less than {PIECE} steps are not scaled apart"),
+            (self.SCALED or step >= self.least_group, f"sums of {self.least_group} steps at least are scaled apart"),
+            (self.WARPS in (1, 4), "a consumer is a warp or a warpgroup"),
+            (self.SLICES in (1, 2, 4, 8), "1, 2, 4 or 8 consumers take turns at the stages"),
+            # So that a consumer waits for every phase of the barriers of its stages.
+            (self.STAGES % self.SLICES == 0, "every stage belongs to one of the consumers that take turns"),
+            (self.SLICES == 1 or self.WARPS == 1, "only warps take turns at the stages"),
             (self.SPLIT in (1, 2, 4, 8), "1, 2, 4 or 8 CTAs share the depth"),
             (self.TYPE in (tl.bfloat16, tl.float16), "x is bfloat16 or float16"),
             (self.STAGES >= self.least_stages, "sums lie where the stages of x were: use more stages"),

@@ -1,13 +1,15 @@
 """Product of few rows by quantized weights on Hopper: C = EPILOGUE(X @ W^T), at the rate at which memory gives W.
 
-One elected thread loads stages of weights, their scales, and rows of x by tensor copies.  Each warpgroup widens 64
-columns of a stage, 64 steps of the depth at once, from shared memory to registers, where they are the left operand of
-wgmma, whose columns are the rows of x; other warpgroups multiply meanwhile.  CTAs of a cluster share the depth where
-columns are few, and add their sums up in one order.
+One elected thread loads stages of weights, their scales, and rows of x by tensor copies.  Each consumer, a warpgroup
+or a warp, widens 64 columns of a stage, 64 steps of the depth at once, from shared memory to registers, where they are
+the left operand of wgmma or mma.sync, whose columns are the rows of x; other consumers multiply meanwhile.  Consumers
+may take turns at the stages of the same columns, and CTAs of a cluster share the depth where columns are few; sums are
+added up in one order.
 
 Packed weights (`packing`'s `fragments`) lie as the threads of a warpgroup want them: 16 bytes for each, one thread
-after the other.  Integers become floats by bits, 4-bit numbers in both halves of a word at once: 0x4300 | q is 128 + q
-in bfloat16, 0x6400 | q is 1024 + q in float16, from which the same and the zero point are subtracted, all exact.
+after the other; a warp takes the parts of all four.  Integers become floats by bits, 4-bit numbers in both halves of a
+word at once: 0x4300 | q is 128 + q in bfloat16, 0x6400 | q is 1024 + q in float16, from which the same and the zero
+point are subtracted, all exact.
 
 Operands swapped and weights in registers are as in NVIDIA's CUTLASS ("mixed input" kernels for sm_90), the numbers by
 bits as in Kim et al., "Who Says Elephants Can't Run", 2022.
@@ -37,7 +39,7 @@ class DepthPart:
     rank: tl.tensor  # number among the CTAs that share the depth
     start: tl.tensor  # first stage
     blocks: tl.tensor  # stages
-    low: tl.tensor  # the mask of the low 4 bits of both halves of a word
+    low: tl.tensor  # the mask of the low bits of both halves of a word
 
 
 @tilewright.aggregate
@@ -61,7 +63,7 @@ def make_part(K, CONFIG: tl.constexpr):
         blocks = blocks * (rank + 1) // CONFIG.SPLIT - start
     # The assembler would write a constant to a register for each use, since an instruction takes only one: the number
     # of the third dimension, which is 0, makes it a variable (64 rows on an H200: 32.1 us in place of 35.0).
-    low = 0x000F000F | tl.program_id(2)
+    low = CONFIG.low_bits | tl.program_id(2)
     column, row = tl.program_id(0) // CONFIG.SPLIT * CONFIG.CONSUMERS, tl.program_id(1) * CONFIG.BATCH
     return DepthPart(column, row, rank, start, blocks, low)
 
@@ -115,11 +117,16 @@ def load_stages(copy, x, w, scales, zeros, rows, codes, scaling, centres, ring, 
 
 
 @tilewright.jit
+def halves(words, TYPE: tl.constexpr):
+    """The floats in both halves of words [.., shifts] as [.., 2, shifts]."""
+    pairs = words[:, :, :, None, :] >> (16 * tl.arange(0, 2))[None, None, None, :, None]
+    return pairs.to(tl.int16).to(TYPE, bitcast=True)
+
+
+@tilewright.jit
 def by_bits(words, shifts, mask, MAGIC: tl.constexpr, TYPE: tl.constexpr):
     """Floats of the numbers at some bits of both halves of `words`, so much more as MAGIC is: [.., 2, shifts]."""
-    pairs = words[:, :, :, None] >> shifts[None, None, None, :] & mask | MAGIC
-    floats = pairs[:, :, :, None, :] >> (16 * tl.arange(0, 2))[None, None, None, :, None]
-    return floats.to(tl.int16).to(TYPE, bitcast=True)
+    return halves(words[:, :, :, None] >> shifts[None, None, None, :] & mask | MAGIC, TYPE)
 
 
 @tilewright.jit
@@ -134,12 +141,20 @@ def nibbles(codes, low, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def whole_bytes(codes, CONFIG: tl.constexpr):
-    """A piece's 8-bit integers, less `CONFIG.LOW`, as [64, 64]: float16 has bits enough for 1024 + q."""
+def whole_bytes(codes, low, CONFIG: tl.constexpr):
+    """A piece's 8-bit integers, so much more as `CONFIG.base` says, as [64, 64].
+
+    Of bfloat16, 7 bits make 128 + q % 128; the eighth one, which is the lowest of the exponent, -256 or -128.
+    """
     words = tl.reshape(codes.load(), (2, 128, 4))
-    floats = by_bits(words, 8 * tl.arange(0, 2), 0x00FF00FF, 0x64006400, tl.float16)
-    floats = tl.reshape(floats, (2, 4, 8, 4, 2, 2, 2, 2)) - tl.full((1,), 1024 + CONFIG.LOW, tl.float16)
-    return tl.reshape(tl.permute(floats, (1, 7, 2, 0, 4, 5, 3, 6)), (64, 64)).to(CONFIG.wide)
+    if CONFIG.TYPE == tl.bfloat16:
+        shifted = words[:, :, :, None] >> (8 * tl.arange(0, 2))[None, None, None, :]
+        high = shifted & (low + 0x00010001) ^ -0x3C7F3C80  # 0xC380 in both halves
+        floats = halves(shifted & low | 0x43004300, tl.bfloat16) + halves(high, tl.bfloat16)
+    else:
+        floats = by_bits(words, 8 * tl.arange(0, 2), low, 0x64006400, tl.float16)
+    floats = tl.reshape(floats, (2, 4, 8, 4, 2, 2, 2, 2))
+    return tl.reshape(tl.permute(floats, (1, 7, 2, 0, 4, 5, 3, 6)), (64, 64))
 
 
 @tilewright.jit
@@ -165,10 +180,10 @@ def widened(codes, scaling, centres, low, CONFIG: tl.constexpr):
     elif CONFIG.BITS == 4:
         left = tl.reshape(nibbles(codes, low, CONFIG), SPREAD)
     else:
-        left = tl.reshape(whole_bytes(codes, CONFIG), SPREAD)
+        left = tl.reshape(whole_bytes(codes, low, CONFIG), SPREAD)
     if CONFIG.ZEROS:
         left = left - (in_groups(centres).to(tl.float32) + CONFIG.base).to(left.dtype)
-    elif CONFIG.base > 0:
+    elif CONFIG.base != 0:
         left = left - tl.full((1, 1, 1), CONFIG.base, left.dtype)
     if CONFIG.SCALED:
         left = (left.to(CONFIG.wide) * in_groups(scaling).to(CONFIG.wide)).to(CONFIG.TYPE)
@@ -176,6 +191,15 @@ def widened(codes, scaling, centres, low, CONFIG: tl.constexpr):
 
 
 # Multiplying ---------------------------------------------------------------------------------------------------------
+
+
+@tilewright.aggregate
+class StagePlace:
+    """A stage of a consumer that has every `SLICES`th one: its number, the parity of its phase, and the first one."""
+
+    stage: tl.tensor
+    parity: tl.tensor
+    first: tl.tensor
 
 
 @tilewright.aggregate
@@ -190,40 +214,118 @@ class WeightStages:
 
 
 @tilewright.jit
-def multiply(copy, memory, part, CONFIG: tl.constexpr):
-    """The sums [64, BATCH] of a consumer's columns over this CTA's part of the depth.
+def following(position, CONFIG: tl.constexpr):
+    """The place in the ring of a consumer's next stage."""
+    if CONFIG.SLICES == 1:
+        result = position.next()
+    else:
+        stage = position.stage + CONFIG.SLICES
+        around = stage == CONFIG.STAGES + position.first
+        result = StagePlace(
+            tl.where(around, position.first, stage), position.parity ^ around.to(tl.int32), position.first
+        )
+    return result
+
+
+@tilewright.jit
+def stage_of(position, block, memory, CONFIG: tl.constexpr):
+    """Codes, scales and zero points of a consumer in a stage."""
+    packed = memory.codes[position.stage].slice(block * CONFIG.lines, CONFIG.lines)
+    scale = memory.scaling[position.stage].slice(block * CONFIG.groups, CONFIG.groups)
+    centre = memory.centres[position.stage].slice(block * CONFIG.groups, CONFIG.groups)
+    return packed, scale, centre
+
+
+@tilewright.jit
+def warpgroup_sums(position, block, total, memory, part, CONFIG: tl.constexpr):
+    """`total` and the products of a stage's weights [64, DEPTH], by wgmma.
 
     Of a group's pieces each is widened while the product of the one before is under way.  No product goes on when its
     stage is released, or when registers that it reads are written again.
     """
     LINES: tl.constexpr = CONFIG.lines // CONFIG.pieces
-    position = tx.consumer_start(CONFIG.STAGES)
-    total = tl.zeros((64, CONFIG.BATCH), tl.float32)
-    for _ in range(part.blocks):
-        stage = position.stage
-        memory.ring.weights[stage].wait(position.parity)
-        packed = memory.codes[stage].slice(copy * CONFIG.lines, CONFIG.lines)
-        scale = memory.scaling[stage].slice(copy * CONFIG.groups, CONFIG.groups)
-        centre = memory.centres[stage].slice(copy * CONFIG.groups, CONFIG.groups)
-        sums = total  # go on where weights are scaled, else begin at zero
-        for piece in tl.static_range(CONFIG.pieces):
-            GROUP: tl.constexpr = piece * CONFIG.groups // CONFIG.pieces
-            left = widened(packed.slice(piece * LINES, LINES), scale.slice(GROUP, CONFIG.piece_groups),
-                           centre.slice(GROUP, CONFIG.piece_groups), part.low, CONFIG)  # fmt: skip
-            if piece == 0:
-                memory.ring.rows[stage].wait(position.parity)
-            right = memory.rows[stage].T.slice(piece * 64, 64, 0)
-            if piece % CONFIG.together > 0 or CONFIG.SCALED:
-                sums = tx.wgmma(left, right, sums)
+    memory.ring.weights[position.stage].wait(position.parity)
+    packed, scale, centre = stage_of(position, block, memory, CONFIG)
+    sums = total  # go on where weights are scaled, else begin at zero
+    for piece in tl.static_range(CONFIG.pieces):
+        GROUP: tl.constexpr = piece * CONFIG.groups // CONFIG.pieces
+        left = widened(packed.slice(piece * LINES, LINES), scale.slice(GROUP, CONFIG.piece_groups),
+                       centre.slice(GROUP, CONFIG.piece_groups), part.low, CONFIG)  # fmt: skip
+        if piece == 0:
+            memory.ring.rows[position.stage].wait(position.parity)
+        right = memory.rows[position.stage].T.slice(piece * 64, 64, 0)
+        if piece % CONFIG.together > 0 or CONFIG.SCALED:
+            sums = tx.wgmma(left, right, sums)
+        else:
+            sums = tx.wgmma(left, right)
+        if (piece + 1) % CONFIG.together == 0:
+            if CONFIG.SCALED:
+                total = tx.wgmma_wait(sums)
             else:
-                sums = tx.wgmma(left, right)
-            if (piece + 1) % CONFIG.together == 0:
-                if CONFIG.SCALED:
-                    total = tx.wgmma_wait(sums)
-                else:
-                    total += tx.wgmma_wait(sums) * scale[GROUP].load().to(tl.float32)[:, None]
-        memory.ring.empty[stage].arrive()
-        position = position.next()
+                total += tx.wgmma_wait(sums) * scale[GROUP].load().to(tl.float32)[:, None]
+    memory.ring.empty[position.stage].arrive()
+    return total
+
+
+@tilewright.jit
+def parts_of_depth(block, AXIS: tl.constexpr, PARTS: tl.constexpr):
+    """1, 2 or 4 equal parts of an operand along the depth, which each thread has in registers of its own."""
+    parts = (block,)
+    for _ in tl.static_range(PARTS // 2):
+        found = ()
+        for part in parts:
+            if AXIS == 0:
+                ordered = tl.permute(tl.reshape(part, (2, part.shape[0] // 2, part.shape[1])), (1, 2, 0))
+            else:
+                ordered = tl.permute(tl.reshape(part, (part.shape[0], 2, part.shape[1] // 2)), (0, 2, 1))
+            found = found + tl.split(ordered)
+        parts = found
+    return parts
+
+
+@tilewright.jit
+def warp_sums(position, block, total, memory, part, CONFIG: tl.constexpr):
+    """`total` and the products of a stage's weights [64, DEPTH], by mma.sync."""
+    LINES: tl.constexpr = CONFIG.lines // CONFIG.pieces
+    PARTS: tl.constexpr = 1 if CONFIG.SCALED else CONFIG.piece_groups
+    memory.ring.weights[position.stage].wait(position.parity)
+    packed, scale, centre = stage_of(position, block, memory, CONFIG)
+    memory.ring.rows[position.stage].wait(position.parity)
+    sums = total
+    for piece in tl.static_range(CONFIG.pieces):
+        GROUP: tl.constexpr = piece * CONFIG.groups // CONFIG.pieces
+        left = widened(packed.slice(piece * LINES, LINES), scale.slice(GROUP, CONFIG.piece_groups),
+                       centre.slice(GROUP, CONFIG.piece_groups), part.low, CONFIG)  # fmt: skip
+        lefts = parts_of_depth(left, 1, PARTS)
+        rights = parts_of_depth(memory.rows[position.stage].T.slice(piece * 64, 64, 0).load(), 0, PARTS)
+        for number in tl.static_range(PARTS):
+            if piece % CONFIG.together == 0 and not CONFIG.SCALED:
+                sums = tl.zeros((64, CONFIG.BATCH), tl.float32)
+            sums = tl.dot(lefts[number], rights[number], sums)
+            if CONFIG.SCALED:
+                total = sums
+            elif (piece + 1) % CONFIG.together == 0:
+                total += sums * scale[GROUP + number].load().to(tl.float32)[:, None]
+    memory.ring.empty[position.stage].arrive()
+    return total
+
+
+@tilewright.jit
+def sums_of_columns(copy, memory, part, CONFIG: tl.constexpr):
+    """The sums [64, BATCH] of a consumer's columns over its stages."""
+    total = tl.zeros((64, CONFIG.BATCH), tl.float32)
+    block, stages = copy, part.blocks
+    position = tx.consumer_start(CONFIG.STAGES)
+    if CONFIG.SLICES > 1:
+        block, slice = copy % CONFIG.CONSUMERS, copy // CONFIG.CONSUMERS
+        stages = (stages - slice + CONFIG.SLICES - 1) // CONFIG.SLICES
+        position = StagePlace(slice, slice * 0, slice)
+    for _ in range(stages):
+        if CONFIG.WARPS == 4:
+            total = warpgroup_sums(position, block, total, memory, part, CONFIG)
+        else:
+            total = warp_sums(position, block, total, memory, part, CONFIG)
+        position = following(position, CONFIG)
     return total
 
 
@@ -238,35 +340,49 @@ def store(value, out, first_row, first_column, M, N, extra, CONFIG: tl.constexpr
 
 
 @tilewright.jit
-def multiply_whole(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
-    """The multiplying role where a CTA has all of the depth; sums become rows through shared memory."""
-    total = multiply(copy, memory, part, CONFIG)
-    if CONFIG.CONSUMERS > 1:
-        tx.named_sync(1, 128 * CONFIG.CONSUMERS)  # the sums lie where the stages of x were
+def synchronise(CONFIG: tl.constexpr):
+    """Wait for all consumers."""
+    if CONFIG.copies > 1:
+        tx.named_sync(1, 32 * CONFIG.WARPS * CONFIG.copies)
     else:
         tx.group_sync()
-    sums[copy].T.store(total)
-    tx.group_sync()
-    store(sums[copy].load(), out, part.row, (part.column + copy) * COLUMNS, M, N, extra, CONFIG)
 
 
 @tilewright.jit
-def multiply_part(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
-    """The multiplying role where CTAs share the depth: each stores a part of the columns."""
-    total = multiply(copy, memory, part, CONFIG)
-    if CONFIG.CONSUMERS > 1:
-        tx.named_sync(1, 128 * CONFIG.CONSUMERS)
-    else:
-        tx.group_sync()
+def multiply(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
+    """The multiplying role. Sums become rows through shared memory; of those that consumers share each adds and stores
+    a part of the rows, of those that CTAs share each a part of the columns."""
+    ROWS: tl.constexpr = CONFIG.BATCH // CONFIG.SLICES
+    total = sums_of_columns(copy, memory, part, CONFIG)
+    synchronise(CONFIG)  # the sums lie where the stages of x were
     sums[copy].T.store(total)
-    tx.cluster_arrive()
-    tx.cluster_wait()
-    first = part.rank * CONFIG.stored_columns
-    mine = sums[copy].slice(first, CONFIG.stored_columns, 1)
-    value = mine.remote(0).load()
-    for peer in tl.static_range(1, CONFIG.SPLIT):
-        value += mine.remote(peer).load()
-    store(value, out, part.row, (part.column + copy) * COLUMNS + first, M, N, extra, CONFIG)
+    row, column = part.row, part.column + copy
+    mine = sums[copy]
+    if CONFIG.SLICES > 1:
+        synchronise(CONFIG)
+        block, first = copy % CONFIG.CONSUMERS, copy // CONFIG.CONSUMERS * ROWS
+        row, column = row + first, part.column + block
+        mine = sums[block].slice(first, ROWS)
+        value = mine.load()
+        for slice in tl.static_range(1, CONFIG.SLICES):
+            value += sums[block + slice * CONFIG.CONSUMERS].slice(first, ROWS).load()
+        if CONFIG.SPLIT > 1:
+            tx.group_sync()
+            mine.store(value)
+    elif CONFIG.SPLIT == 1:
+        tx.group_sync()
+        value = mine.load()
+    column = column * COLUMNS
+    if CONFIG.SPLIT > 1:
+        tx.cluster_arrive()
+        tx.cluster_wait()
+        begin = part.rank * CONFIG.stored_columns
+        mine = mine.slice(begin, CONFIG.stored_columns, 1)
+        value = mine.remote(0).load()
+        for peer in tl.static_range(1, CONFIG.SPLIT):
+            value += mine.remote(peer).load()
+        column += begin
+    store(value, out, row, column, M, N, extra, CONFIG)
 
 
 @tilewright.jit
@@ -286,18 +402,17 @@ def dequantized_matmul(x: tx.tensor_map, w: tx.tensor_map, scales: tx.tensor_map
     centres = scaling
     if CONFIG.ZEROS:
         centres = tx.shared((CONFIG.STAGES, CONFIG.centre_rows, COLUMNS), tl.uint8)
-    sums = tx.shared((CONFIG.CONSUMERS, CONFIG.BATCH, COLUMNS), tl.float32, over=rows)
+    sums = tx.shared((CONFIG.copies, CONFIG.BATCH, COLUMNS), tl.float32, over=rows)
     ring = Ring(tx.barriers(CONFIG.STAGES, 1), tx.barriers(CONFIG.STAGES, 1),
-                tx.barriers(CONFIG.STAGES, 4 * CONFIG.CONSUMERS))  # fmt: skip
+                tx.barriers(CONFIG.STAGES, CONFIG.WARPS * CONFIG.CONSUMERS))  # fmt: skip
     if CONFIG.DEPENDENT:
         tx.grid_launch_dependents()
     part = make_part(K, CONFIG)
     loading = tx.role(load_stages, (x, w, scales, zeros, rows, codes, scaling, centres, ring, part, CONFIG),
-                      registers=CONFIG.registers[0], elected=True)  # fmt: skip
+                      warps=CONFIG.WARPS, registers=CONFIG.registers[0], elected=True)  # fmt: skip
     multiplying = tx.role(
-        multiply_part if CONFIG.SPLIT > 1 else multiply_whole,
-        (out, WeightStages(codes, scaling, centres, rows, ring), sums, part, M, N, extra, CONFIG),
-        copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
+        multiply, (out, WeightStages(codes, scaling, centres, rows, ring), sums, part, M, N, extra, CONFIG),
+        warps=CONFIG.WARPS, copies=CONFIG.copies, registers=CONFIG.registers[1],
     )  # fmt: skip
     tx.warp_roles(loading, multiplying)
     if CONFIG.SPLIT > 1:
