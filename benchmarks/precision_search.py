@@ -2,6 +2,8 @@
 
     python benchmarks/precision_search.py [--only digits] [--max-drop 0.005] [--threads 2] [--save]
 
+On a busy machine set OPENBLAS_NUM_THREADS=1: threads of NumPy's BLAS wait for each other there, for minutes.
+
 Models, data and scores: `benchmarks/models/bounded.py`.  The search has half of the data; engine and model in floats
 then take turns on the other half: the drop of the score, and medians of CPU time.  One model is searched
 with a bound that nothing keeps as well, and has to end with an error that says how near it came.  With --save the
@@ -24,6 +26,7 @@ from benchmarks import common
 # isort: split
 # After `common`, which cleans the environment that NumPy's BLAS reads when it is loaded.
 import numpy as np
+import torch
 
 from benchmarks.models.bounded import CASES, Bounded, Sample
 from tilewright.build.builder import build
@@ -105,6 +108,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write the results file")
     options = parser.parse_args()
     settings.threads = options.threads
+    torch.set_num_threads(options.threads)  # of the training
     results: list[dict[str, Any]] = []
     for name, make in CASES.items():
         if options.only.lower() not in name.lower():

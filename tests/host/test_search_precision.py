@@ -41,11 +41,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times of layers that do not depend on the machine, and few runs of engines."""
+    """Times of layers and engines that do not depend on the machine: narrow numbers are faster."""
     monkeypatch.setattr(
         search._Search, "_seconds", lambda self, node, x, schemes: {each: TIMES[each] for each in schemes}
     )
-    monkeypatch.setattr(search, "_ROUNDS", 1)
+    monkeypatch.setattr(search, "_interleaved", lambda engines, inputs: [[1 / n] for n, _ in enumerate(engines, 1)])
 
 
 def samples(rng: np.random.Generator, count: int = 6) -> list[np.ndarray]:
@@ -84,6 +84,42 @@ def test_each_format_is_what_was_measured(model: Path, monkeypatch: pytest.Monke
         pairs = [[np.array(engine.run({"x": x})["y"]) for x in data[::2]] for engine in (exact, found.engine)]
         drop = ((np.array(pairs[0]) - pairs[1]) ** 2).sum() / (np.array(pairs[0]) ** 2).sum()
         assert drop == pytest.approx(found.points[-1].drop, rel=0.05) and expected / 4 < drop < expected * 4
+
+
+@pytest.mark.parametrize("most", [1, 0])
+def test_an_engine_that_is_no_faster_gives_formats_back(
+    model: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Layers that are faster alone, where an engine with more than `most` of them is slower than floats."""
+    times = {**dict.fromkeys(TIMES, 8e-6), "int8": 2e-6}
+    monkeypatch.setattr(search._Search, "_seconds", lambda self, node, x, schemes: times)
+    monkeypatch.setattr(
+        search,
+        "_interleaved",
+        lambda engines, inputs: [[0.5 + count - most if count else 1.0] for count in map(narrow_products, engines)],
+    )
+    found = tilewright.search_precision(model, samples(rng), max_drop=0.2, metric="mse")
+    assert [row.chosen for row in found.layers].count("int8") == narrow_products(found.engine) == most
+    assert sum("alone it is faster" in row.why for row in found.layers) == 3 - most
+    assert found.seconds < found.float_seconds if most else found.drop == 0
+
+
+def test_layers_that_save_most_stay() -> None:
+    candidates = {name: {"float": (8e-6, 0.0), "int8": (seconds, 0.01)}
+                  for name, seconds in {"a": 6e-6, "b": 2e-6, "c": 7e-6}.items()}  # fmt: skip
+    assert search._Search._that_save_most(dict.fromkeys("abc", "int8"), candidates) == {"b"}
+    assert not search._Search._that_save_most({"b": "int8"}, candidates)
+
+
+def narrow_products(engine: tilewright.Engine) -> int:
+    return sum("cast" in step.name for step in engine.plan.steps if "matmul" in step.name)
+
+
+def test_too_few_predictions_are_remarked(model: Path, rng: np.random.Generator) -> None:
+    few, enough = (tilewright.search_precision(model, samples(rng), max_drop=bound, metric="top1")
+                   for bound in (0.08, 0.09))  # fmt: skip
+    assert "12 predictions were held back, of which one is 8.33%" in few.remarks[0] and not enough.remarks
+    assert "at least 26 predictions" in few.remarks[0] and search_of(few.engine) == few.as_data()
 
 
 def test_an_impossible_bound_says_how_near_it_came(model: Path, rng: np.random.Generator) -> None:

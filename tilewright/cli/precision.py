@@ -97,14 +97,16 @@ def search(
 
 def show_search(console: Console, data: Mapping[str, Any]) -> None:
     """Print a search's layers and points (`insight.search.search_of`)."""
-    names = list(dict.fromkeys(name for row in data["layers"] for name in row["candidates"]))
-    table = Table("layer", "op", *(f"{name} µs, error" for name in names), "chosen", "why")
+    table = Table("layer", "format", "µs", "error", "why")
     for row in data["layers"]:
-        cells = [
-            f"{row['candidates'][name][0] * 1e6:.0f}, {row['candidates'][name][1]:.2%}"
-            if name in row["candidates"] else "" for name in names
-        ]  # fmt: skip
-        table.add_row(row["name"], row["op"], *cells, row["chosen"], row["why"])
+        formats = row["candidates"] or {row["chosen"]: None}
+        for number, (name, pair) in enumerate(formats.items()):
+            cells = ["", ""] if pair is None else [f"{pair[0] * 1e6:.0f}", f"{pair[1]:.2%}"]
+            chosen = name == row["chosen"]
+            table.add_row(
+                row["name"] if number == 0 else "", name, *cells, row["why"] if chosen else "",
+                style="bold" if chosen else None, end_section=number == len(formats) - 1,
+            )  # fmt: skip
     console.print(table)
     points = Table("layers in narrow numbers", "sum of layers µs", f"{data['metric']} drop", "within the bound")
     for point in sorted(data["points"], key=lambda point: point["seconds"]):
@@ -119,3 +121,5 @@ def show_search(console: Console, data: Mapping[str, Any]) -> None:
         soft_wrap=True,
         highlight=False,
     )
+    for remark in data["remarks"]:
+        console.print(remark, soft_wrap=True, highlight=False, markup=False)

@@ -57,6 +57,11 @@ def top1(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence
     return (right["floats"] - right["narrow"]) / max(count, 1)
 
 
+def predictions_of(outputs: Sequence[Outputs]) -> int:
+    """How many predictions `top1` counts."""
+    return sum(array.size // max(array.shape[-1], 1) for array in (_floats(each)[0][1] for each in outputs))
+
+
 def of_score(score: Score) -> Drop:
     """How much less the mean score is."""
 

@@ -4,7 +4,8 @@ Half of the samples decide: two thirds of them give ranges, and with all of them
 an engine of its own, and its result compared with that of floats.  Steps to faster formats are then taken in the order
 of time saved for the squared error they bring, as many as stay within the bound; where the next one does not, it is
 left out and the others go on.  The other half of the samples, which decided nothing, is run through the engine itself:
-if the bound does not hold there, the last steps are taken back.
+if the bound does not hold there, the last steps are taken back.  So they are where the engine is no faster than floats:
+layers that are faster alone may take apart what one kernel of floats does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,10 +45,11 @@ from tilewright.quant.layers import (
     rounded_weights,
     why_not,
 )
-from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, of_score
+from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, of_score, predictions_of
 from tilewright.quant.quantize import Progress, collect, run_samples, source_of, watching, whole_graph
 from tilewright.quant.rounding import RoundedWeights
 from tilewright.quant.weights import matrix_of, smoothed, smoothing_factors, with_rounded_weights
+from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import for_kernels_of, get_targets
 
@@ -56,6 +59,7 @@ SEARCHED_FORMATS = (STATIC, INT8_SMOOTH, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS)
 _SCHEMES = {INT8_SMOOTH: STATIC}  # of `quant.layers`, where a format is not one itself
 _LEAST_SAVED = 0.03  # of a layer's time: less is noise
 _ROUNDS = 15  # of runs that a time is the median, or for one layer the least, of
+_ROUND_SECONDS = 5e-4  # that runs of one round take at least
 _LEFT_OUT = 4  # steps that may fail before the search ends
 _SAMPLES = 4  # that errors of layers are measured on
 Assignment = dict[str, str]  # by layer the format, without those in floats
@@ -85,7 +89,7 @@ class Point:
 @dataclass(frozen=True)
 class PrecisionSearch:
     """An engine within the bound; its drop on samples that did not decide; medians of the seconds of a run, of the
-    model in floats and of the engine; every layer and every point that was tried."""
+    model in floats and of the engine; every layer and every point that was tried; what else to know."""
 
     engine: Engine
     metric: str
@@ -95,6 +99,7 @@ class PrecisionSearch:
     seconds: float
     layers: tuple[LayerChoice, ...]
     points: tuple[Point, ...]
+    remarks: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         """All but the engine as JSON values."""
@@ -106,7 +111,7 @@ class PrecisionSearch:
         points = [vars(point) for point in self.points]
         return {
             "metric": self.metric, "max_drop": self.max_drop, "drop": self.drop, "float_seconds": self.float_seconds,
-            "seconds": self.seconds, "layers": layers, "points": points,
+            "seconds": self.seconds, "layers": layers, "points": points, "remarks": list(self.remarks),
         }  # fmt: skip
 
 
@@ -170,6 +175,7 @@ class _Search:
     source: str
     points: list[Point] = field(default_factory=list)
     failed: dict[str, float] = field(default_factory=dict)  # by layer the drop that it was left out for
+    slower: set[str] = field(default_factory=set)  # layers with which the engine was no faster
     beyond: list[tuple[float, int]] = field(default_factory=list)  # drops outside the bound, with how many layers
 
     def __post_init__(self) -> None:
@@ -200,20 +206,26 @@ class _Search:
             assignment = self._assigned(accepted, candidates)
             engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
             drop = self._drop_on_unseen(plain, engine)
-            if drop <= self.max_drop:
+            if drop > self.max_drop:
+                self.beyond.append((drop, len(assignment)))
+                if not accepted:
+                    self._refuse()
+                self.failed |= {name: drop for name, _ in accepted[len(accepted) * 3 // 4 :]}
+                accepted = accepted[: len(accepted) * 3 // 4]
+                continue
+            times = _interleaved([plain, engine], self._inputs(self.verifying[0]))
+            seconds = [float(np.median(each)) for each in times]
+            if not accepted or min(times[1]) < min(times[0]):
                 break
-            self.beyond.append((drop, len(assignment)))
-            if not accepted:
-                self._refuse()
-            self.failed |= {name: drop for name, _ in accepted[len(accepted) * 3 // 4 :]}
-            accepted = accepted[: len(accepted) * 3 // 4]
-        if not accepted and steps:
+            saving = self._that_save_most(assignment, candidates)
+            self.slower |= assignment.keys() - saving
+            accepted = [step for step in accepted if step[0] in saving]
+        if not accepted and steps and not self.slower:
             self._refuse()
-        seconds = [float(np.median(each)) for each in _interleaved([plain, engine], self._inputs(self.verifying[0]))]
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
         rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
         return PrecisionSearch(
-            engine, metric, self.max_drop, drop, seconds[0], seconds[1], rows, tuple(self.points)
+            engine, metric, self.max_drop, drop, seconds[0], seconds[1], rows, tuple(self.points), self._remarks(plain)
         )  # fmt: skip
 
     # -- What layers take and lose ----------------------------------------------------------------
@@ -357,6 +369,17 @@ class _Search:
                 found[name] = scheme
         return found
 
+    @staticmethod
+    def _that_save_most(
+        assignment: Assignment, candidates: Mapping[str, Mapping[str, tuple[float, float]]]
+    ) -> set[str]:
+        """The half of the layers that save the most seconds."""
+
+        def saved(name: str) -> float:
+            return candidates[name][FLOAT][0] - candidates[name][assignment[name]][0]
+
+        return set(sorted(assignment, key=saved, reverse=True)[: len(assignment) // 2])
+
     def _try(
         self, steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
     ) -> float:
@@ -434,6 +457,19 @@ class _Search:
         outputs = [[each.run(self._inputs(sample)) for sample in self.verifying] for each in (plain, engine)]
         return self._drop_of(outputs[0], outputs[1], self.verifying)
 
+    def _remarks(self, plain: Engine) -> tuple[str, ...]:
+        """That samples are too few, where one wrong prediction is more than the bound."""
+        if self.metric != "top1" or not self.max_drop:
+            return ()
+        count = predictions_of([plain.run(self._inputs(sample)) for sample in self.verifying])
+        enough = ceil(1 / self.max_drop)
+        if not 0 < count < enough:
+            return ()
+        return (
+            f"{count} predictions were held back, of which one is {1 / count:.2%}: too few to show a drop of "
+            f"{self.max_drop:.3g}, for which samples have at least {2 * enough} predictions in all",
+        )
+
     def _choice(
         self, node: Node, candidates: Mapping[str, dict[str, tuple[float, float]]], assignment: Assignment
     ) -> LayerChoice:
@@ -442,6 +478,8 @@ class _Search:
         chosen = assignment.get(name, FLOAT)
         if chosen != FLOAT:
             why = f"{1 - pairs[chosen][0] / pairs[FLOAT][0]:.0%} less time than floats"
+        elif name in self.slower:
+            why = "alone it is faster in other formats, but the engine with them is not"
         elif name in self.failed:
             why = f"with it the model lost {self.failed[name]:.3%}"
         elif not pairs:
@@ -458,14 +496,22 @@ def _distinct_percentages(*parts: float) -> list[str]:
 
 
 def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[list[float]]:
-    """The seconds of runs of each, in turns."""
-    seconds: list[list[float]] = [[] for _ in engines]
+    """The seconds of runs of each, in turns: of one thread CPU time, which does not count other programs."""
+    clock = time.process_time if settings.threads == 1 else time.perf_counter
     runs: list[Callable[[], Any]] = [lambda engine=engine: engine.run(inputs) for engine in engines]  # type: ignore[misc]
+    seconds: list[list[float]] = [[] for _ in engines]
     for run in runs:
         run()
+    counts = [max(1, ceil(_ROUND_SECONDS / max(_seconds_of(run, 1, clock), 1e-7))) for run in runs]
     for _ in range(_ROUNDS):
-        for times, run in zip(seconds, runs, strict=True):
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
+        for times, run, count in zip(seconds, runs, counts, strict=True):
+            times.append(_seconds_of(run, count, clock))
     return seconds
+
+
+def _seconds_of(run: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    """The mean seconds of `count` runs."""
+    begin = clock()
+    for _ in range(count):
+        run()
+    return (clock() - begin) / count
