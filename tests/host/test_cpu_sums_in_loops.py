@@ -53,6 +53,17 @@ def used_otherwise(x, out, n, N: tl.constexpr):
     tl.store(out + N + 2, tl.sum(few))
 
 
+@tilewright.jit
+def last(x, out, n, N: tl.constexpr):
+    """The total of the last pass, which the loop carries and does not read."""
+    total, latest = tl.zeros((N,), tl.int32), tl.zeros((N,), tl.int32)
+    for start in range(n):
+        total += tl.load(x + start * N + tl.arange(0, N))
+        latest = total
+    tl.store(out, tl.sum(total))
+    tl.store(out + 1, tl.sum(latest))
+
+
 def carried(function):
     """The shapes of what each loop of a kernel carries."""
     return [[value.type.shape for value in loop.results] for loop in function.walk() if loop.opcode == "for"]
@@ -83,3 +94,10 @@ def test_sums_of_columns(rng):
 def test_blocks_that_are_used_otherwise_are_left_alone():
     function = used_otherwise.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 1024})
     assert sum_in_loops(function) is function
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_a_block_that_is_carried_and_not_read(n):
+    x, out = np.arange(3 * 512, dtype=np.int32), np.full(2, -1, np.int32)
+    last[(1,)](x, out, n, N=512)
+    assert out.tolist() == [x[: n * 512].sum()] * 2

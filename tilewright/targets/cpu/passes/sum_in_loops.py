@@ -57,7 +57,7 @@ def _sums(loop: Operation, users: Mapping[SSAValue, list[Operation]]) -> dict[in
         if addition is None or addition.opcode != "add" or constant_of(start) != 0 or addition not in body.operations:
             continue
         others = [operand for operand in addition.operands if operand is not carried]
-        alone = users[carried] == [addition] and users[value] == [body.terminator] and len(others) == 1
+        alone = users.get(carried) == [addition] and users[value] == [body.terminator] and len(others) == 1
         if alone and len(after) == 1 and _pays(after[0], result):
             found[place] = _Sum(addition, others[0], after[0])
     return found
