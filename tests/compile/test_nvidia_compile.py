@@ -121,7 +121,8 @@ def test_every_stage_is_shown() -> None:
 
 def test_the_lowering_is_explained() -> None:
     kernel = compiled()
-    assert "256 threads" in backend_of(kernel.target).explain(kernel.function, {"num_warps": 8})
+    backend = backend_of(kernel.target)
+    assert "256 threads" in backend.explain(kernel.function, backend.options({"num_warps": 8}))
 
 
 def test_targets_by_name() -> None:
