@@ -38,7 +38,8 @@ class LLM:
     type of computation: ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `weights` is the
     storage of linear layers: ``auto`` as in the checkpoint, which may be quantized, or ``int8`` or ``int4``, rounded
     to the nearest.  `kv_cache_dtype` is the storage of keys and values: ``auto`` in the type of computation, ``fp8``
-    (e4m3), or ``int8`` with a scale for each token and head: half of the memory, and for most models little less exact.
+    (e4m3, saturated at 448), or ``int8`` with a scale for each token and head: half of the memory of 16
+    bits, or a little more.
     `length` is the longest sequence, by default the model's own limit, or what fits into `memory`
     (bytes of the KV cache).  A step takes up to `tokens` tokens (default 256, on GPUs 2048) of up to `sequences`
     sequences.  `progress` is called as for `tilewright.compile`.

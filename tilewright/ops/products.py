@@ -545,9 +545,9 @@ def matmul(
     `a` is [..., M, K], `b` [K, N] or [..., K, N]; any strides (weights given as ``w.T`` of [N, K] are fastest).
     Element types: bfloat16, float16, float32 (as tf32, or exactly: ``precision="ieee"``), float8 (e4m3fn, e5m2), int8,
     uint8; the two of 8-bit floats, and of integers, may differ.  Sums are float32, of integers int32.  `out` [..., M,
-    N] has contiguous rows of `out_dtype`: float32, float16, bfloat16, of integers also int32, and int8, uint8, float8
-    of results divided by `out_scale`, rounded to the nearest and saturated.  The default is int32 for integers,
-    bfloat16 for float8, else the type of `a`.
+    N] has contiguous rows of `out_dtype`: float32, float16, bfloat16, of integers also int32 (scaled results without
+    their fraction), and int8, uint8, float8 of results divided by `out_scale`, rounded to the nearest and saturated.
+    The default is int32 for integers, bfloat16 for float8, else the type of `a`.
 
     `bias` is [N], `residual` like out, `activation` one of relu, gelu, gelu_tanh, silu, sigmoid.  Activations of
     bfloat16 results are accurate to 4e-4 of their argument.  Scales are float32 arrays: `scale_a` of one number, of M,
