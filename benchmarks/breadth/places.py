@@ -23,7 +23,8 @@ def combined(draw: Draw) -> Drawn:
         "each": (lambda x, i, v: x.scatter_reduce(0, i, v, reduction), (x, each, values)),
         "each afresh": (lambda x, i, v: x.scatter_reduce(0, i, v, reduction, include_self=False), (x, each, values)),
         "index_reduce": (lambda x, i, v: x.index_reduce(0, i, v, "amax"), (x, index, values)),
-        "columns": (lambda x, i, v: x.scatter(1, i, v), (x, draw.whole(columns, rows, columns), x.flip(0))),
+        # Each column once: of values for one place, any may be left.
+        "columns": (lambda x, i, v: x.scatter(1, i, v), (x, draw.tensor(rows, columns).argsort(1), x.flip(0))),
         "columns added": (lambda x, i, v: x.index_add(1, i, v), (x, draw.whole(columns, 64), x[:, :1].repeat(1, 64))),
         "index_fill": (lambda x, i: x.index_fill(0, i, 0.5), (x, index)),
         "sums of groups": (lambda i, v: torch.zeros(rows, columns, device=i.device).index_add(0, i, v.float()),
