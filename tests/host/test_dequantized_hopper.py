@@ -34,6 +34,7 @@ from tilewright.ops import arrays, choosing, dequantized
 from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
 from tilewright.runtime.cuda.device import current_device
+from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
 from tilewright.targets.kernel_facts import unsupported_weights
 from tilewright.targets.nvidia.options import NvidiaOptions
@@ -305,27 +306,36 @@ def test_clusters_of_the_first_config_run_at_once(sizes: tuple[int, int, int]) -
     assert config.grid(*sizes[:2])[0] <= machine.slots(config.SPLIT), config.described
 
 
-def test_close_configs_are_timed_once(driver: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, by a launch of each into a result of its own; rows of a class share what is on record."""
-    gpu, timed, own = current_device(), list[int](), list[bool]()
+@pytest.mark.parametrize("ready", [False, True])
+def test_close_configs_are_timed_once(ready: bool, driver: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, in graphs, into a result of their own, with copies of the codes that do not fit the L2 cache; rows of a
+    class share what is on record."""
+    gpu, timed, launched = current_device(), list[int](), list[Any]()
 
-    def times(runs: dict[int, Any]) -> dict[int, float]:
+    def times(runs: dict[int, Any], expected: float) -> dict[int, float]:
         timed.append(len(runs))
+        assert 0 < expected < 1e-3
+        for launches in runs.values():
+            assert len({each.operands.weights.codes.address for each in launches}) == len(launches) > 1
+            assert all(each.operands.out.base is not out.base for each in launches)
         return {number: 9.0 - number for number in runs}
+
+    def start(config: DequantizedConfig, *rest: Any) -> Any:
+        return lambda *arguments: launched.append(config)
 
     monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
     monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
     monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: False)
     monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
-    monkeypatch.setattr(choosing.timers, "alone", times)
-    views = [arrays.view(np.zeros(shape, np.float16), "x") for shape in ((70, 512), (70, 256))]
-
-    def run(config: object, out: arrays.ArrayView) -> None:
-        own.append(out.base is not views[1].base)
-
+    monkeypatch.setattr(choosing.timers, "in_graphs", times)
+    monkeypatch.setattr(dequantized, "_start", start)
+    codes, scales = (DeviceArray(shape, dtype) for shape, dtype in (((4, 8, 32), np.int32), ((4, 4, 64), np.float32)))
+    weights = ops.PackedWeights(256, 512, 128, int4, codes, scales, None)
     for rows in (70, 70, 120):
-        problem = DequantizedProblem(rows, 256, 512, input=float16, output=float16, group=128)
+        x, out = (arrays.view(DeviceArray(shape, np.float16), "x") for shape in ((rows, 512), (rows, 256)))
+        problem = DequantizedProblem(rows, 256, 512, input=float16, output=float16, group=128, weights_ready=ready)
         with settings.scope(tune=True):
-            config = dequantized._config(problem, 0, run, views, views[1])
+            config = dequantized._config(dequantized._DequantizedCall(problem, weights, x, out, (), (x, out), 0))
         ranked = [config for config, _ in close_configs(problem.shape_class, NvidiaTarget.named("sm_90a").machine())]
-        assert timed == [len(ranked)] and config == ranked[-1] and all(own)
+        assert timed == [len(ranked)] and config == ranked[-1]._replace(DEPENDENT=ready)
+    assert {config.DEPENDENT for config in launched} == {ready}

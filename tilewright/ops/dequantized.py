@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,12 @@ from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.library.matmul.problem import DequantizedProblem
+from tilewright.measure import timers
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
 from tilewright.ops.choosing import Alternatives, TrialCalls
-from tilewright.ops.launches import TiledView, bound_launch, pointer_types, tile_type
+from tilewright.ops.launches import TiledView, bound_launch, pointer_types, slots, tile_type
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -41,7 +42,9 @@ _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _MOST_DEQUANTIZED = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
 # By problem, GPU and whether it is timed.
-_PLANS: dict[tuple[DequantizedProblem, int | None, bool], tuple[Sequence[DequantizedConfig], Alternatives]] = {}
+_PLANS: dict[
+    tuple[DequantizedProblem, int | None, bool], tuple[Sequence[tuple[DequantizedConfig, float]], Alternatives]
+] = {}
 
 
 @dataclass(frozen=True)
@@ -168,11 +171,64 @@ def dequantized_matmul(
     problem = DequantizedProblem(
         rows, columns, depth, input=first.element, output=output, group=weights.group, weights=weights.dtype,
         aligned=target.address % DESCRIPTOR_ALIGNMENT == 0, scale=from_numpy(weights.scales.dtype),
-        zeros=weights.zeros is not None, epilogue=parts.epilogue,
+        zeros=weights.zeros is not None, epilogue=parts.epilogue, weights_ready=weights_ready,
     )  # fmt: skip
-    run = partial(_launch, problem=problem, weights=weights, x=first, extra=extra, views=views, ordinal=ordinal)
-    run(_config(problem, ordinal, run, views, target)._replace(DEPENDENT=weights_ready), out=target)
+    call = _DequantizedCall(problem, weights, first, target, tuple(extra), tuple(views), ordinal)
+    call.bound(_config(call))()
     return target.base
+
+
+@dataclass(frozen=True)
+class _DequantizedCall:
+    """The arrays of a call."""
+
+    problem: DequantizedProblem
+    weights: PackedWeights
+    x: ArrayView
+    out: ArrayView
+    extra: tuple[Any, ...]
+    views: tuple[ArrayView, ...]
+    ordinal: int | None
+
+    def arguments(self) -> list[Any]:
+        """What the kernel is given."""
+        problem, weights = self.problem, self.weights
+        rows = self.x.changed((problem.rows, problem.depth), (problem.depth, 1))
+        codes, scales = _packed(weights.codes), _packed(weights.scales)
+        zeros = scales if weights.zeros is None else _packed(weights.zeros)
+        tiled = [(rows, "x_block"), (codes, "codes_block"), (scales, "scales_block"), (zeros, "scales_block")]
+        sizes = (problem.rows, problem.columns, problem.depth)
+        return [*(TiledView(found, block) for found, block in tiled), self.out, *sizes, *self.extra]
+
+    def grid(self, config: DequantizedConfig) -> tuple[int, int, int]:
+        """CTAs of a config."""
+        return config.grid(self.problem.rows, self.problem.columns)
+
+    def start(self, config: DequantizedConfig) -> Callable[..., Any]:
+        """The launcher of a config."""
+        return _start(config, pointer_types(self.extra), self.ordinal, self.problem.aligned)
+
+    def bound(self, config: DequantizedConfig) -> Callable[[], Any]:
+        """A launch on the stream of these arrays."""
+        start = partial(self.start, config)
+        return bound_launch(kernel, config, start, self.grid(config), self.arguments(), self.views, [self.out])
+
+    def launch(self, config: DequantizedConfig) -> timers.Launch:
+        """A launch on any stream."""
+        start, grid, given = self.start(config), self.grid(config), slots(self.arguments())
+
+        def launch(stream: int) -> None:
+            start(*grid, stream, *given)
+
+        launch.operands = self  # type: ignore[attr-defined]
+        return launch
+
+    def cold(self) -> list[_DequantizedCall]:
+        """The call with as many copies of the codes as do not fit the L2 cache, in new memory but for the first."""
+        codes = self.weights.codes
+        copies = timers.cold_copies(int(codes.nbytes), arrays.target_at(self.ordinal).l2_bytes)
+        others = (DeviceArray(codes.shape, codes.dtype, self.ordinal) for _ in range(copies - 1))
+        return [self, *(replace(self, weights=replace(self.weights, codes=each)) for each in others)]
 
 
 def _check(x: ArrayView, weights: PackedWeights) -> None:
@@ -186,50 +242,43 @@ def _check(x: ArrayView, weights: PackedWeights) -> None:
         raise LaunchError(f"x must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes: copy it")
 
 
-def _plan(problem: DequantizedProblem, ordinal: int | None) -> tuple[Sequence[DequantizedConfig], Alternatives]:
-    """The configs worth timing for a problem with an epilogue, and which of them is taken."""
+def _plan(
+    problem: DequantizedProblem, ordinal: int | None
+) -> tuple[Sequence[tuple[DequantizedConfig, float]], Alternatives]:
+    """The configs worth timing for a problem with an epilogue, with estimated seconds, and which of them is taken."""
     key = (problem, ordinal, settings.tune)
     if key not in _PLANS:
         target, shape = arrays.target_at(ordinal), problem.shape_class
         if target.without_wgmma:
             raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
-        configs = [config for config, _ in close_configs(shape, target.machine())]
+        ranked = [
+            (config._replace(DEPENDENT=problem.weights_ready), seconds)
+            for config, seconds in close_configs(shape, target.machine())
+        ]
         weights = f"{shape.weights.name} {shape.scale.name} by {shape.group}{' zeros' if shape.zeros else ''}"
-        labels, numbers = [config.described for config in configs], range(len(configs))
+        labels, numbers = [config.described for config, _ in ranked], range(len(ranked))
         if len(_PLANS) >= _MOST_DEQUANTIZED:
             _PLANS.clear()
         text = f"{shape.key} {weights}"
-        _PLANS[key] = configs, Alternatives("dequantized", text, ordinal, labels, numbers, numbers)
+        _PLANS[key] = ranked, Alternatives("dequantized", text, ordinal, labels, numbers, numbers)
     return _PLANS[key]
 
 
-def _config(
-    problem: DequantizedProblem, ordinal: int | None, run: Callable[..., None], used: Sequence[ArrayView],
-    out: ArrayView,
-) -> DequantizedConfig:  # fmt: skip
-    """The config that a problem takes: by times on record, or by timing the close ones once."""
-    configs, alternatives = _plan(problem, ordinal)
+def _config(call: _DequantizedCall) -> DequantizedConfig:
+    """The config that a problem takes: by times on record, or by timing the close ones once, as they run in a model:
+    one launch after the other, each with weights that come from memory."""
+    ranked, alternatives = _plan(call.problem, call.ordinal)
 
     def trials() -> TrialCalls:
-        own = arrays.empty_like(out)
-        return TrialCalls(lambda number: partial(run, configs[number], out=own))
+        own = replace(call, out=arrays.empty_like(call.out))
+        cold = own.cold()
+        return TrialCalls(
+            lambda number: own.bound(ranked[number][0]),
+            lambda number: [each.launch(ranked[number][0]) for each in cold],
+            ranked[0][1],
+        )
 
-    return configs[alternatives.choose(used, trials if settings.tune else None)]
-
-
-def _launch(
-    config: DequantizedConfig, *, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
-    extra: Sequence[Any], views: Sequence[ArrayView], ordinal: int | None,
-) -> None:  # fmt: skip
-    rows = x.changed((problem.rows, problem.depth), (problem.depth, 1))
-    codes, scales = _packed(weights.codes), _packed(weights.scales)
-    zeros = scales if weights.zeros is None else _packed(weights.zeros)
-    arguments = [
-        TiledView(rows, "x_block"), TiledView(codes, "codes_block"), TiledView(scales, "scales_block"),
-        TiledView(zeros, "scales_block"), out, problem.rows, problem.columns, problem.depth, *extra,
-    ]  # fmt: skip
-    start = partial(_start, config, pointer_types(extra), ordinal, problem.aligned)
-    bound_launch(kernel, config, start, config.grid(problem.rows, problem.columns), arguments, views, [out])()
+    return ranked[alternatives.choose(call.views, trials if settings.tune else None)][0]
 
 
 def _packed(array: Any) -> ArrayView:
