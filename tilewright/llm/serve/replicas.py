@@ -65,6 +65,7 @@ class ReplicaSettings(BaseModel):
     threads: int = Field(2, ge=1)  # of a replica, for which Ray keeps as many CPUs
     dtype: str = "auto"
     weights: str = "auto"
+    kv_cache_dtype: str = "auto"
     length: int | None = Field(None, ge=1)
     memory: int = Field(1024, ge=1)
     speculate: int = Field(0, ge=0)
@@ -164,8 +165,8 @@ class Replica:
         wanted = ReplicaSettings(**options)
         process.threads = wanted.threads
         llm = AsyncLLM(
-            wanted.path, dtype=wanted.dtype, weights=wanted.weights, length=wanted.length, memory=wanted.memory << 20,
-            speculate=wanted.speculate,
+            wanted.path, dtype=wanted.dtype, weights=wanted.weights, kv_cache_dtype=wanted.kv_cache_dtype,
+            length=wanted.length, memory=wanted.memory << 20, speculate=wanted.speculate,
         )  # fmt: skip
         llm.llm.text_tokenizer  # noqa: B018  # raises why there is none
         bounds = Bounds(requests=wanted.requests, seconds=wanted.seconds)
