@@ -54,7 +54,7 @@ WIDE = {
 
 
 def test_chunks_of_512_tokens_and_shared_prefixes(tmp_path, rng):
-    """Prompts that take several steps, alone and beside others; then others that begin as they do."""
+    """Prompts that take several steps, alone and in a batch; then prompts with the same prefix."""
     reference = Reference(WIDE)
     reference.logits([1, 2, 3])
     folder = write_checkpoint(tmp_path / "wide", WIDE, reference.shapes, dtype=BFLOAT16)

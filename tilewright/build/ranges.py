@@ -6,15 +6,14 @@ fastest for one row says little about a thousand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilewright.library.candidate import Candidate, KernelCall, Stage, TiledOperand
 from tilewright.library.cost import spans
-from tilewright.measure.choosing import Choice
-from tilewright.symbolic import Size, evaluate, plain_symbol
+from tilewright.measure.choosing import Choice, typical_time
+from tilewright.symbolic import Size, plain_symbol
 
 Times = Sequence[tuple[Mapping[str, int], Mapping[int, float]]]  # sizes, and microseconds by the candidates' numbers
 
@@ -40,12 +39,14 @@ def combined(found: Sequence[Candidate], choice: Choice, times: Times) -> tuple[
     numbers, best = {}, []
     for begin, end in zip([0, *ends], [*ends, symbol.high], strict=True):
         inside = [each for sizes, each in times if begin < sizes[symbol.name] <= end]
-        number = min(others, key=lambda number: _mean([each[number] for each in inside])) if inside else choice.index
+        number = (
+            min(others, key=lambda number: typical_time([each[number] for each in inside])) if inside else choice.index
+        )
         best += [each[number] for each in inside]
-        call = _applicable(found[number], {symbol.name: end})
+        call = found[number].stages[0].call_for({symbol.name: end})
         numbers[f"{symbol.name} to {end}"] = number
         calls.append(replace(call, condition=None if end == symbol.high else (size, end)))
-    microseconds = _mean(best)
+    microseconds = typical_time(best)
     if microseconds >= choice.microseconds[choice.index]:
         return None
     used = [found[number] for number in numbers.values()]
@@ -87,17 +88,7 @@ def _tensors(candidate: Candidate) -> frozenset[Any]:
     return frozenset(value for value in values if not isinstance(value, (int, float)))
 
 
-def _applicable(candidate: Candidate, sizes: Mapping[str, int]) -> KernelCall:
-    """The launch that a candidate of one stage has for a size."""
-    calls = candidate.stages[0].calls
-    return next(c for c in calls if c.condition is None or evaluate(c.condition[0], sizes) <= c.condition[1])
-
-
 def _described(call: KernelCall) -> str:
     """A launch in a few words, for people."""
     config = call.constants.get("CONFIG")
     return str(getattr(config, "described", call.kernel.__name__))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(max(value, 1e-3)) for value in values) / len(values))

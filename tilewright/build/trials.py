@@ -19,7 +19,7 @@ from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import DeviceError, TilewrightError
 from tilewright.graph.core import Graph, Value
 from tilewright.library import packing
-from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant
+from tilewright.library.candidate import Candidate, Operand, PackedConstant
 from tilewright.measure import timers
 from tilewright.measure.choosing import Measured, attempt
 from tilewright.runtime.cuda.device import Device
@@ -114,7 +114,7 @@ class Trials:
 
     def _launches(self, candidate: Candidate, tensors: _TrialTensors) -> list[Launch]:
         """A candidate's launches for the sizes."""
-        calls = [chosen_call(stage.calls, tensors.sizes) for stage in candidate.stages]
+        calls = [stage.call_for(tensors.sizes) for stage in candidate.stages]
         for stage in candidate.stages:
             for call in stage.calls:  # those of other sizes too: without one of them the candidate is of no use
                 self.kernels.choice(call, tensors.place)
@@ -174,11 +174,6 @@ def _launch(launches: Sequence[Launch], addresses: Sequence[int], stream: int) -
     """Enqueue a candidate's launches, with its tensors at these addresses."""
     for launch in launches:
         launch(stream, addresses)
-
-
-def chosen_call(calls: Sequence[KernelCall], sizes: Mapping[str, int]) -> KernelCall:
-    """The alternative of a stage that sizes take."""
-    return next(c for c in calls if c.condition is None or evaluate(c.condition[0], sizes) <= c.condition[1])
 
 
 def _nowhere(place: BufferReference) -> int:

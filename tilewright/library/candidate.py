@@ -5,14 +5,14 @@ group (graph.fusion) -> candidates -> cost -> the chosen one -> plan step (build
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 from tilewright.graph.core import Value
 from tilewright.library.cost import Cost
 from tilewright.runtime.extern import function_name
-from tilewright.symbolic import Size, product
+from tilewright.symbolic import Size, evaluate, product
 
 if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
@@ -126,6 +126,10 @@ class Stage:
     """Alternatives of one launch, for ranges of run-time sizes: the first that applies is run."""
 
     calls: tuple[KernelCall, ...]
+
+    def call_for(self, sizes: Mapping[str, int]) -> KernelCall:
+        """The alternative that runs at these sizes."""
+        return next(c for c in self.calls if c.condition is None or evaluate(c.condition[0], sizes) <= c.condition[1])
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _gate(name: str) -> GateChain:
 
 
 def _described(parts: EpilogueParts) -> str:
-    """The parts in words, by which problems on record are told apart; the types of operands stand beside them."""
+    """The parts in words, which identify recorded problems together with the types of operands."""
     found = {
         "scale_a": parts.scale_a, "scale_b": parts.scale_b, "bias": parts.bias is not None,
         "activation": parts.activation, "residual": parts.residual is not None, "gate": parts.gate,

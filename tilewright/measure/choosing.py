@@ -110,8 +110,13 @@ class TuningProblem:
         for index, label in enumerate(self.labels):
             values = [timing.microseconds[label] for timing in self.times if label in timing.microseconds]
             if index not in failures and values and len(values) == len(self.times):
-                microseconds[index] = math.exp(sum(math.log(max(value, 1e-3)) for value in values) / len(values))
+                microseconds[index] = typical_time(values)
         return microseconds, failures
+
+
+def typical_time(microseconds: Sequence[float]) -> float:
+    """What times of several sizes count as: their geometric mean."""
+    return math.exp(sum(math.log(max(each, 1e-3)) for each in microseconds) / len(microseconds))
 
 
 class _Timing(threading.local):

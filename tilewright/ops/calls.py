@@ -131,7 +131,7 @@ class Prepared:
         """The launches of a group.  As in engines the first of an operation begins when all in front of it has ended:
         kernels that start early read what the operation is given, which others may still write."""
         for number, stage in enumerate(candidate.stages):
-            self._launch(next(each for each in stage.calls if _applies(each)), places, first and number == 0)
+            self._launch(stage.call_for({}), places, first and number == 0)
 
     def _keep_for_graphs(self, used: Sequence[ArrayView]) -> None:
         """A graph that captures the launches reads the tables at every replay, and may outlive this entry."""
@@ -318,10 +318,6 @@ def scale_of_results(stored: DType, wide: bool, scale: float | None) -> tuple[fl
     if not (math.isfinite(number) and number > 0):
         raise LaunchError(f"out_scale must be a finite number above 0, got {number}")
     return (1 / number,)
-
-
-def _applies(call: KernelCall) -> bool:
-    return call.condition is None or evaluate(call.condition[0], {}) <= call.condition[1]
 
 
 def _numbers(sizes: Sequence[Size]) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
 from tilewright.ops.choosing import Alternatives, TrialCalls
-from tilewright.ops.launches import TiledView, bound_launch, pointer_types, slots, tile_type
+from tilewright.ops.launches import TiledView, bound_launch, launch_on_any_stream, pointer_types, tile_type
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -215,13 +215,7 @@ class _DequantizedCall:
 
     def launch(self, config: DequantizedConfig) -> timers.Launch:
         """A launch on any stream."""
-        start, grid, given = self.start(config), self.grid(config), slots(self.arguments())
-
-        def launch(stream: int) -> None:
-            start(*grid, stream, *given)
-
-        launch.operands = self  # type: ignore[attr-defined]
-        return launch
+        return launch_on_any_stream(self.start(config), self.grid(config), self.arguments(), self)
 
     def cold(self) -> list[_DequantizedCall]:
         """The call with as many copies of the codes as do not fit the L2 cache, in new memory but for the first."""

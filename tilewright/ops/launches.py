@@ -10,6 +10,7 @@ from tilewright.dtypes import DType
 from tilewright.ir.types import TensorMapType, TensorType, scalar
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.jit import JITFunction
+from tilewright.measure import timers
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import bound
 from tilewright.settings import settings
@@ -54,6 +55,19 @@ def slots(arguments: Sequence[Argument]) -> list[Any]:
         else argument
         for argument in arguments
     ]
+
+
+def launch_on_any_stream(
+    start: Callable[..., None], grid: tuple[int, int, int], arguments: Sequence[Argument], owner: object
+) -> timers.Launch:
+    """A launch that is given its stream, as trials take it; it keeps `owner`, which has the arrays, alive."""
+    given = slots(arguments)
+
+    def launch(stream: int) -> None:
+        start(*grid, stream, *given)
+
+    launch.operands = owner  # type: ignore[attr-defined]
+    return launch
 
 
 def bound_launch(

@@ -31,7 +31,7 @@ from tilewright.measure.choosing import Choice
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls, described
-from tilewright.ops.launches import Argument, TiledView, bound_launch, pointer_types, slots, tile_type
+from tilewright.ops.launches import Argument, TiledView, bound_launch, launch_on_any_stream, pointer_types, tile_type
 from tilewright.ops.product_graphs import prepare_strided
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
@@ -425,13 +425,8 @@ class MatmulPlan:
 
     def _launch_of(self, config: MatmulConfig, operands: Operands) -> timers.Launch:
         """A launch on these arrays, on any stream."""
-        start, grid, given = self._start(config), self._grid(config), slots(self._arguments(config, operands))
-
-        def launch(stream: int) -> None:
-            start(*grid, stream, *given)
-
-        launch.operands = operands  # type: ignore[attr-defined]
-        return launch
+        arguments = self._arguments(config, operands)
+        return launch_on_any_stream(self._start(config), self._grid(config), arguments, operands)
 
     def _run_portable(self, operands: Operands) -> None:
         """The kernels of engines that read any strides."""

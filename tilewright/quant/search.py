@@ -496,7 +496,7 @@ def _distinct_percentages(*parts: float) -> list[str]:
 
 
 def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[list[float]]:
-    """The seconds of runs of each, in turns: of one thread CPU time, which does not count other programs."""
+    """Seconds of interleaved runs of each engine; with one thread CPU time, which leaves out other programs."""
     clock = time.process_time if settings.threads == 1 else time.perf_counter
     runs: list[Callable[[], Any]] = [lambda engine=engine: engine.run(inputs) for engine in engines]  # type: ignore[misc]
     seconds: list[list[float]] = [[] for _ in engines]

@@ -31,7 +31,7 @@ from tilewright.targets.gpu.memory_order import undisturbed_loads
 from tilewright.targets.gpu.target import SimtTarget
 
 _REGISTERS_WITHOUT_BLOCKS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
-_LEAST_WITHOUT_BLOCKS = 16  # of these, what a kernel may do with that is told how many CTAs shall fit
+_LEAST_WITHOUT_BLOCKS = 16  # the same at least, if ptxas is asked for a number of CTAs
 _BUSY_CTAS = 4  # CTAs of a multiprocessor, of which some load while others compute
 _GREATEST_COST = 20  # of what is computed again for an element, as `ir.ops` counts: two exponentials and a bit
 _RENAMING = ("broadcast", "expand_dims", "splat")

@@ -155,7 +155,7 @@ def fast_two_sum(large, small):
 
 @tilewright.jit
 def sums_of_tile(lefts, rights, ring, position, copy, task, CONFIG: tl.constexpr):
-    """The sums of a consumer's part of a tile, and the position behind it.
+    """The sums of a consumer's part of a tile, and the next position.
 
     The last of the terms, of the largest parts, is summed apart, and added to the total. What rounding loses is added
     to the small products, and these to the total now and then, before what tensor cores cut off their sums counts.

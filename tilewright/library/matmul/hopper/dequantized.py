@@ -196,7 +196,7 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
             MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
             EPILOGUE=problem.epilogue.function,
         )  # fmt: skip
-        # Sums beside those of a group would not fit the registers.
+        # The registers have no room for a second set of sums.
         many = batch == 256 or (batch * config.CONSUMERS == 256 and problem.weights.bits == 8)
         config = config._replace(SCALED=0 < group < config.least_group or many)
         room = SHARED_BYTES // together - RESERVED_BYTES

@@ -354,7 +354,7 @@ def multiply(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
     a part of the rows, of those that CTAs share each a part of the columns."""
     ROWS: tl.constexpr = CONFIG.BATCH // CONFIG.SLICES
     total = sums_of_columns(copy, memory, part, CONFIG)
-    synchronise(CONFIG)  # the sums lie where the stages of x were
+    synchronise(CONFIG)  # the sums reuse the memory of x's stages
     sums[copy].T.store(total)
     row, column = part.row, part.column + copy
     mine = sums[copy]
