@@ -93,8 +93,8 @@ def in_wider(model: Model) -> torch.Tensor:
         model.module.to(model.dtype)
 
 
-def peers(model: Model, autotune: bool) -> dict[str, Callable[[], Any]]:
-    """PyTorch's ways to run the module: name -> a call on the inputs."""
+def peers(model: Model, autotune: bool, names: Sequence[str] | None = None) -> dict[str, Callable[[], Any]]:
+    """PyTorch's ways to run the module, of these names: name -> a call on the inputs."""
     channels_last = any(isinstance(child, torch.nn.Conv2d) for child in model.module.modules())
     module, inputs = model.module, model.inputs
     if channels_last:  # the order that PyTorch's convolutions are fast in
@@ -103,6 +103,7 @@ def peers(model: Model, autotune: bool) -> dict[str, Callable[[], Any]]:
     modes: dict[str, Any] = {"eager": module}
     modes["torch.compile"] = torch.compile(module, dynamic=False)
     modes |= {f"{name}, compiled": torch.compile(child, dynamic=False) for name, child in model.others.items()}
+    modes = {name: run for name, run in modes.items() if names is None or name in names}
     if autotune:  # without graphs of its own: every contestant is captured by `in_graph`
         modes["max-autotune"] = torch.compile(module, dynamic=False, mode="max-autotune-no-cudagraphs")
     return {name: lambda run=run: run(*inputs) for name, run in modes.items()}
@@ -197,7 +198,7 @@ def measure(name: str, make: Callable[[], Model], options: Any, monitor: Monitor
             record["profile"] = engine.profile(dict(zip((i.name for i in engine.inputs), model.inputs, strict=True)))
     except Exception as error:
         record["failed"] = f"{type(error).__name__}: {error}"
-    for peer, run in peers(model, autotunes(name, options)).items():
+    for peer, run in peers(model, autotunes(name, options), options.peers).items():
         try:
             began = time.perf_counter()
             run()
@@ -324,6 +325,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", help="words: cases whose names contain one of them")
     parser.add_argument("--set", nargs="*", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--peers", nargs="*", help="only these: eager, torch.compile")
     parser.add_argument("--autotune", nargs="*", help="time max-autotune too (minutes a model), or for cases so named")
     parser.add_argument("--profile", action="store_true", help="keep the times of our steps in the results")
     parser.add_argument("--prepare", action="store_true", help="only fill the peers' compile caches")

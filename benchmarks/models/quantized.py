@@ -8,6 +8,7 @@ Random weights prove speed, never accuracy.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import ml_dtypes
@@ -15,17 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
-import tilewright
 from benchmarks.models import timed
 from benchmarks.models.timed import Model
 from tilewright.build.builder import build
 from tilewright.engine.engine import Engine
-from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.core import Graph
 from tilewright.graph.pipeline import optimize
-from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.importers import import_model
-from tilewright.quant.layers import layers_of, quantized, residuals_of
+from tilewright.importers.quantized_weights import QuantizedMatrix, nearest
+from tilewright.quant.layers import GROUPS, INT8_WEIGHTS, WEIGHT_BITS, layers_of, name_of, quantized, residuals_of
 from tilewright.quant.quantize import calibrate
+from tilewright.quant.rounding import RoundedWeights
+from tilewright.quant.weights import matrix_of, with_rounded_weights
 from tilewright.targets.kernel_facts import GPU_KERNELS
 
 FP8_LARGEST = 448.0
@@ -139,49 +141,46 @@ def _block(batch: int, length: int) -> Model:
     return Model(module, (x,), torch.float16)
 
 
-def _weights(model: Model, scheme: str) -> Model:
-    """The model with weights alone in few bits, to the nearest; the peers have them in the model's floats."""
+_NARROW: dict[tuple[str, str], RoundedWeights] = {}  # of `_decoder`, by scheme and layer: found once for all batches
+
+
+@functools.cache
+def _decoder() -> nn.Module:
+    """One for all batches."""
+    return timed.decoder()
+
+
+def _narrow(weights: np.ndarray, scheme: str) -> RoundedWeights:
+    """Weights [columns, depth] to the nearest, with a scale for each group."""
+    if scheme in WEIGHT_BITS:
+        return RoundedWeights(nearest(weights, WEIGHT_BITS[scheme], GROUPS[scheme]))
+    groups = torch.from_numpy(weights.astype(np.float32)).cuda().unflatten(1, (-1, GROUP))
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-6) / FP8_LARGEST
+    codes = (groups / scales).to(torch.float8_e4m3fn).flatten(1).view(torch.uint8).cpu().numpy()
+    return RoundedWeights(QuantizedMatrix(codes.view(ml_dtypes.float8_e4m3fn), scales[..., 0].cpu().numpy()))
+
+
+def _decode(batch: int, scheme: str) -> Model:
+    """Decoding with weights alone in few bits; the peers have them in the model's floats."""
+    model = timed.decode_model(batch, _decoder())
+    graph = optimize(import_model(model.module, model.inputs))
+    nodes = {name_of(node): node for node in graph.nodes if node.op == "matmul"}
+    for layer in layers_of(graph, INT8_WEIGHTS, GPU_KERNELS):
+        if (scheme, layer.name) not in _NARROW:
+            _NARROW[scheme, layer.name] = _narrow(matrix_of(nodes[layer.name], graph.constants), scheme)
+    narrow = with_rounded_weights(graph, {name: found for (kind, name), found in _NARROW.items() if kind == scheme})
 
     def engine() -> Engine:
-        return tilewright.quantize(model.module, scheme=scheme, target="cuda", example_inputs=model.inputs).engine
+        return build(narrow, "cuda")
 
     model.build, model.floor, model.in_floats, model.bytes = engine, None, True, None
     return model
 
 
-def _float8_product(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """A product by constant weights as one by 8-bit floats, to the nearest, with a scale for each group."""
-    x, w = node.inputs
-    weights = rewriter.constant(w)
-    if x is None or weights is None or weights.ndim != 2:
-        return None
-    matrix = (weights if node.attributes["transpose_b"] else weights.T).astype(np.float32)
-    groups = matrix.reshape(len(matrix), -1, GROUP)
-    scales = np.maximum(np.abs(groups).max(-1, keepdims=True), 1e-6) / FP8_LARGEST
-    codes = (groups / scales).astype(ml_dtypes.float8_e4m3fn).reshape(matrix.shape)
-    names = ((codes, "codes"), (scales[..., 0], "scales"))
-    return rewriter.op("dequantized_matmul", [x, *(rewriter.new_constant(array, name) for array, name in names)])
-
-
-def _float8_weights(model: Model) -> Model:
-    """The model with weights alone in 8-bit floats; the peers have them in the model's floats."""
-
-    def engine() -> Engine:
-        graph = optimize(import_model(model.module, model.inputs))
-        return build(apply_rules(graph, {"matmul": [_float8_product]}), "cuda")
-
-    model.build, model.floor, model.in_floats, model.bytes = engine, None, True, None
-    return model
-
-
-def _int4_weights(model: Model) -> Model:
-    return _weights(model, "int4-weights")
-
-
-def _decoding(kind: str, change: Callable[[Model], Model]) -> dict[str, Callable[[], Model]]:
+def _decoding(kind: str) -> dict[str, Callable[[], Model]]:
     """A case for each batch."""
     return {
-        f"Llama-8B x4 {kind} weights decode b{batch}": lambda batch=batch: change(timed.decode_model(batch))
+        f"Llama-8B x4 {kind} weights decode b{batch}": lambda batch=batch: _decode(batch, f"{kind}-weights")
         for batch in BATCHES
     }
 
@@ -191,8 +190,8 @@ CASES: dict[str, Callable[[], Model]] = {
     "block int8 b8 s512": lambda: _quantized(_block(8, 512), "int8"),
     "BERT-base fp8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "fp8"),
     "BERT-base int8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "int8"),
-    **_decoding("int4", _int4_weights),
-    **_decoding("fp8", _float8_weights),
-    "Llama-8B x4 int8 weights decode b1": lambda: _weights(timed.decode_model(1), "int8-weights"),
+    **_decoding("int4"),
+    **_decoding("fp8"),
+    "Llama-8B x4 int8 weights decode b1": lambda: _decode(1, INT8_WEIGHTS),
     "ResNet-50 int8 b128": lambda: _quantized(timed.resnet_model(128), "int8", linears=False),
 }

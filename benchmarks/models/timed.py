@@ -86,9 +86,14 @@ def _prefill(batch: int, sequence: int) -> Model:
     return Model(_on_gpu(LastToken(_llama()), torch.bfloat16), (ids,), torch.bfloat16, 1.0)
 
 
-def decode_model(batch: int) -> Model:
-    """One token at the last place of a full cache."""
-    module = _on_gpu(llama.LlamaDecode(_llama()), torch.bfloat16)
+def decoder() -> nn.Module:
+    """The layers of a Llama of 8B's shapes that add a token to their caches."""
+    return _on_gpu(llama.LlamaDecode(_llama()), torch.bfloat16)
+
+
+def decode_model(batch: int, module: nn.Module | None = None) -> Model:
+    """One token at the last place of a full cache, by a `decoder` of its own or a given one."""
+    module = module or decoder()
     ids = torch.randint(0, LLAMA_8B.vocabulary, (batch, 1), device="cuda")
     shape = (batch, LLAMA_8B.key_heads, CONTEXT, LLAMA_8B.head_width)
     caches = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2 * LLAMA_8B.layers)]
