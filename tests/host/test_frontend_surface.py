@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tilewright.errors import CompilationError, ExecutionError, LaunchError
+from tilewright.errors import CompilationError, DeviceError, ExecutionError, LaunchError
 from tilewright.launch import hooks
+from tilewright.launch.compile_only import AbsentDriver, CompileOnlyKernel
+from tilewright.launch.compiled import Interface
 from tilewright.launch.wrappers import MockTensor, pointer, reinterpret
 from tilewright.settings import settings
 
@@ -82,6 +84,25 @@ def test_compiled_kernels_tell_of_themselves() -> None:
     assert kernel.packed_metadata == (1, 1, kernel.metadata.shared) and "hash" in kernel.metadata._asdict()
     with pytest.raises(AttributeError, match="has no 'warps'"):
         _ = kernel.metadata.warps
+
+
+def test_kernels_without_a_driver_show_their_code_and_are_not_launched(fresh: tilewright.JITFunction) -> None:
+    x, out = arrays()
+    kernel = fresh[(2,)](x, out, 100, BLOCK=64)
+    interface = Interface(kernel.written, kernel.traced_remarks)
+    shown = CompileOnlyKernel(
+        kernel.name, kernel.target, kernel.binary, kernel.options, interface, lambda: kernel.function
+    )
+    assert shown.dump("llvm") == kernel.dump("llvm") and shown.metadata.shared == kernel.metadata.shared
+    uses: list[Callable[[], Any]] = [
+        lambda: shown.address, lambda: shown.n_regs, lambda: shown.n_spills, lambda: shown.n_max_threads,
+        lambda: shown[(1,)](x, out, 100), shown._init_handles, lambda: shown.run((1, 1, 1), [0, 0, 100]),
+        lambda: shown.run_given((1, 1, 1), [0, 0, 100], [x, out, 100], 0, 0),
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises(DeviceError, match="'double_64' is for .*, which has no driver here"):
+            use()
+    assert shown.module is None and not AbsentDriver.is_active()
 
 
 @pytest.mark.parametrize("array", ["numpy", "torch"])

@@ -93,7 +93,8 @@ class KernelStages(Mapping[str, Any]):
 
 
 class CompiledKernel(ABC):
-    """Machine code of one specialization of a kernel, for a target of any family (`launch.cpu`, `launch.cuda`).
+    """Machine code of one specialization of a kernel, for a target of any family (`launch.cpu`, `launch.cuda`;
+    `launch.compile_only` where nothing launches it).
 
     `binary` holds the code, `function` its Tile IR (traced again when the code came from the cache),
     `remarks` what the compiler reports.  ``compiled[grid](*arguments)`` launches it: run-time arguments
@@ -204,9 +205,9 @@ class CompiledKernel(ABC):
         return None
 
     @property
+    @abstractmethod
     def address(self) -> int:
         """Where the kernel's code is: in this process, or the driver's handle."""
-        raise NotImplementedError
 
     @property
     def metadata(self) -> KernelMetadata:
@@ -215,26 +216,27 @@ class CompiledKernel(ABC):
         return KernelMetadata(self.name, self.hash, GPUTarget.of(self.target), shared, options=given)
 
     @property
+    @abstractmethod
     def n_regs(self) -> int:
         """Registers of a thread; of a CPU's code, vector registers."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def n_spills(self) -> int:
         """Bytes of registers that are stored to local memory."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def n_max_threads(self) -> int:
         """Threads that can run the kernel at once, on a GPU those of a CTA."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _init_handles(self) -> None:
         """Load the code now instead of at the first launch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        raise NotImplementedError
+        """What launches it on a grid: a function of its arguments."""
 
     @abstractmethod
     def run(self, grid: tuple[int, int, int], slots: Sequence[Any], extents: Sequence[Extent] = ()) -> None:
@@ -243,6 +245,7 @@ class CompiledKernel(ABC):
         `extents` are those of its pointers, for a CPU's kernel that checks bounds.
         """
 
+    @abstractmethod
     def run_given(
         self, grid: tuple[int, int, int], slots: Sequence[Any], values: Sequence[Any], ordinal: int, stream: int
     ) -> None:
@@ -250,7 +253,6 @@ class CompiledKernel(ABC):
 
         A CPU has one of either.  Raises `LaunchError` for values that the code was not compiled for.
         """
-        raise NotImplementedError
 
     @property
     def packed_metadata(self) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.build.builder import build
 from tilewright.dtypes import float32
+from tilewright.errors import DeviceError
 from tilewright.graph.build import GraphBuilder
 
 b = GraphBuilder("trial")
@@ -24,3 +25,8 @@ def twice(x, BLOCK: tl.constexpr):
 kernel = twice.compile({"x": "*f32"}, {"BLOCK": 256}, target="hip:gfx942", options={"num_warps": 2})
 assert kernel.binary.program("twice").threads == 128 and kernel.metadata.target.warp_size == 64
 assert '"amdgpu-flat-work-group-size"="128,128"' in kernel.dump("llvm")
+try:
+    kernel[(1,)](None)
+    raise AssertionError("a kernel without a driver was launched")
+except DeviceError as error:
+    assert "no driver" in str(error)
