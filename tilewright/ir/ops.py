@@ -49,6 +49,7 @@ ATTRIBUTE_CHECKS: dict[str, Callable[[Any], bool]] = {
 _BOOL_FALSE = AttributeInfo("bool", False)
 _AXIS = {"axis": AttributeInfo("int")}
 _SHAPE = {"shape": AttributeInfo("ints")}
+_BROADCASTS = {"rearranges": True, "broadcasts": True}
 _CACHE_LOAD = AttributeInfo("str", "", ("", "ca", "cg", "cs", "cv"))
 _CACHE_STORE = AttributeInfo("str", "", ("", "wb", "cg", "cs", "wt"))
 _EVICTION = AttributeInfo("str", "", ("", "evict_normal", "evict_first", "evict_last"))
@@ -160,9 +161,9 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         OpInfo("offset", "pointer moved by a number of elements", (2, 2), inference.offset, elementwise=True),
     ),
     "shape": (
-        _shape("splat", "a scalar in every element of a block", attributes=_SHAPE, rearranges=True),
-        _shape("expand_dims", "a new axis of extent 1 at `axis`", attributes=_AXIS, rearranges=True),
-        _shape("broadcast", "axes of extent 1 repeated to `shape`; the rank stays", attributes=_SHAPE, rearranges=True),
+        _shape("splat", "a scalar in every element of a block", attributes=_SHAPE, **_BROADCASTS),
+        _shape("expand_dims", "a new axis of extent 1 at `axis`", attributes=_AXIS, **_BROADCASTS),
+        _shape("broadcast", "axes of extent 1 repeated to `shape`; the rank stays", attributes=_SHAPE, **_BROADCASTS),
         _shape("reshape", "the same elements in row-major order as another shape", attributes=_SHAPE, rearranges=True),
         _shape("permute", "result axis i is operand axis order[i]", attributes={"order": AttributeInfo("ints")},
                rearranges=True),
@@ -249,6 +250,7 @@ OPS: dict[str, OpInfo] = {
 }
 ELEMENTWISE = frozenset(opcode for opcode, info in OPS.items() if info.elementwise)
 REARRANGING = frozenset(opcode for opcode, info in OPS.items() if info.rearranges)
+BROADCASTING = frozenset(opcode for opcode, info in OPS.items() if info.broadcasts)
 # What takes handles (`ir.types.Handle`): the explicit operations, and what passes values on.
 _TAKES_HANDLES = explicit.OPCODES | {info.opcode for info in _SECTIONS["control flow"]}
 

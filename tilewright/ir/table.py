@@ -57,6 +57,7 @@ class OpInfo:
     commutative: bool = False
     speculatable: bool = True  # may run though the program would not have reached it
     rearranges: bool = False  # the result has the operand's elements at other places, some of them several times
+    broadcasts: bool = False  # it rearranges by a new axis, or by repeating along one: elements stay in their order
     elementwise: bool = False  # each element of the result comes from the operands' elements at its place
     cost: int = 1  # of an element, in additions: what an elementwise operation takes that is done once more
     section: str = ""

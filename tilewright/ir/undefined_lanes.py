@@ -28,7 +28,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.ir import semantics
 from tilewright.ir.core import Location, Operation
-from tilewright.ir.ops import OPS
+from tilewright.ir.ops import OPS, REARRANGING
 
 Array = np.ndarray
 
@@ -42,7 +42,7 @@ _DECIDING = {
     "assert": ("condition",),
     "assume": ("condition",),
 }
-_MOVING = frozenset("splat expand_dims broadcast reshape permute join split cat".split())
+_MOVING = REARRANGING | {"join", "split", "cat"}
 
 
 class UndefinedLanes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.dtypes import int32
 from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of, defined_by
 
 SHAPE_RULES = RewriteTable("shape")
@@ -18,7 +19,7 @@ def range_of_one(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     return build.constant(start, int32, shape) if shape == (1,) else None
 
 
-@on("splat", "expand_dims", "broadcast", "reshape", "permute", "hint")
+@on(*REARRANGING, "hint")
 def of_constant(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A constant block of the new shape."""
     number = constant_of(operation.operands[0])
@@ -26,7 +27,7 @@ def of_constant(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     return None if number is None else build.constant(number, type_.dtype, type_.shape)
 
 
-@on("expand_dims", "broadcast", "reshape", "permute")
+@on(*REARRANGING)
 def of_splat(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A splat of the new shape (a scalar for rank 0)."""
     splat = defined_by(operation.operands[0], "splat")

@@ -450,7 +450,7 @@ def _nonnegative(analysis: AffineAnalysis, value: SSAValue) -> bool:
         return number(operation) >= 0
     if opcode == "arange":
         return integer(operation, "start") >= 0
-    if opcode in ("cast", "hint", "splat", "expand_dims", "broadcast", "reshape", "permute", "remainder"):
+    if opcode in (*REARRANGING, "cast", "hint", "remainder"):
         return bool(operands[0].type.dtype.is_integer) and analysis.is_nonnegative(operands[0])
     if opcode in ("add", "multiply", "divide", "minimum"):
         return all(analysis.is_nonnegative(operand) for operand in operands)

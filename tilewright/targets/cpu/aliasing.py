@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, SSAValue
-from tilewright.ir.ops import REARRANGING
+from tilewright.ir.ops import BROADCASTING, REARRANGING
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import conjuncts, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
@@ -164,7 +164,7 @@ class Aliasing:
             return () if pointer in self._parameters else (pointer,)
         if operation.opcode == "offset":
             return (*self._pattern(operation.operands[0]), operation.operands[1])
-        if operation.opcode in ("splat", "broadcast", "expand_dims"):
+        if operation.opcode in BROADCASTING:
             return (*self._pattern(operation.operands[0]), operation.opcode, pointer.type.shape)
         return (pointer,)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.ops import BROADCASTING
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
 from tilewright.targets.cpu.attributes import integer, integers
@@ -124,7 +125,7 @@ def plain(value: SSAValue) -> SSAValue:
             and value.type.dtype.is_signed
             and value.type.dtype.bits >= source.type.dtype.bits
         )
-        if operation.opcode in ("expand_dims", "broadcast", "splat", "hint") or widening:
+        if operation.opcode in (*BROADCASTING, "hint") or widening:
             value = source
         else:
             break

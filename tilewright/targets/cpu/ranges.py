@@ -15,6 +15,7 @@ from functools import reduce
 from typing import Any, Union
 
 from tilewright.ir.core import Function, Operation, SSAValue
+from tilewright.ir.ops import REARRANGING
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SCATTERED, Axes, conjuncts, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
@@ -358,7 +359,5 @@ _RULES: dict[str, Callable[[Operation, Operands], Interval | None]] = {
     "select": lambda _, operands: _union(operands[1:]),
     "cat": lambda _, operands: _union(operands),
     "join": lambda _, operands: _union(operands),
-    **dict.fromkeys(
-        ("hint", "splat", "broadcast", "expand_dims", "permute", "reshape", "split"), lambda _, operands: operands[0]
-    ),
+    **dict.fromkeys((*REARRANGING, "hint", "split"), lambda _, operands: operands[0]),
 }

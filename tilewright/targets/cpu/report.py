@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tilewright.dtypes import DType
 from tilewright.ir.core import Function, Location, Operation, Region, SSAValue
 from tilewright.ir.diagnostics import source_line
-from tilewright.ir.ops import ELEMENTWISE
+from tilewright.ir.ops import BROADCASTING, ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import operand_axes
@@ -242,7 +242,7 @@ class KernelReport:
             return ""
         for operand in operation.operands:
             source = operand
-            while source.definition is not None and source.definition.opcode in ("splat", "broadcast", "cast", "hint"):
+            while source.definition is not None and source.definition.opcode in (*BROADCASTING, "cast", "hint"):
                 source = source.definition.operands[0]
             if source in self.function.region.arguments:
                 return f", '{source.name}'"

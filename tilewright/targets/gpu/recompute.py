@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir.core import Attribute, Function, Operation, SSAValue
-from tilewright.ir.ops import ELEMENTWISE, OPS
+from tilewright.ir.ops import BROADCASTING, ELEMENTWISE, OPS, REARRANGING
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import analyze_axes
@@ -34,10 +34,9 @@ _REGISTERS_WITHOUT_BLOCKS = 32  # of a thread, for what is no block: addresses, 
 _LEAST_WITHOUT_BLOCKS = 16  # the same at least, if ptxas is asked for a number of CTAs
 _BUSY_CTAS = 4  # CTAs of a multiprocessor, of which some load while others compute
 _GREATEST_COST = 20  # of what is computed again for an element, as `ir.ops` counts: two exponentials and a bit
-_RENAMING = ("broadcast", "expand_dims", "splat")
 # What kernels of rows consist of.  Loops and products have needs of their own, which are not weighed here.
-_KNOWN = {*ELEMENTWISE, *_RENAMING} | frozenset(
-    "constant arange program_id num_programs load store reduce permute reshape assume yield return".split()
+_KNOWN = {*ELEMENTWISE, *REARRANGING} | frozenset(
+    "constant arange program_id num_programs load store reduce assume yield return".split()
 )
 _FEW_WORDS = 2  # registers of a thread that may be kept without a thought
 
@@ -139,7 +138,7 @@ class _Blocks:
 
     def source(self, value: SSAValue) -> SSAValue:
         """The block whose registers a value has."""
-        while value.definition is not None and value.definition.opcode in _RENAMING:
+        while value.definition is not None and value.definition.opcode in BROADCASTING:
             value = value.definition.operands[0]
         return value
 
@@ -166,10 +165,10 @@ class _Blocks:
             return None
         if operation.opcode == "load":
             return _Chain(frozenset({value}), 0)
-        if operation.opcode not in (*ELEMENTWISE, *_RENAMING):
+        if operation.opcode not in (*ELEMENTWISE, *BROADCASTING):
             return None
         parts = [self.chain(operand) for operand in operation.operands]
-        cost = 0 if operation.opcode in _RENAMING else OPS[operation.opcode].cost
+        cost = 0 if operation.opcode in BROADCASTING else OPS[operation.opcode].cost
         roots: set[SSAValue] = set()
         for part in parts:
             if part is None:
