@@ -122,6 +122,24 @@ def test_of_several_ranges_of_rows_each_has_its_first_config_untimed() -> None:
     assert [(one.BM, one.BN) for one in configs[:2]] == [(one.BM, one.BN) for one in first]
 
 
+@pytest.mark.parametrize("inner", [14336, 4096, 11008, 5632])
+def test_all_configs_of_gated_products_can_be_built(inner: int) -> None:
+    """Stages leave room for the narrower last columns that a gate's results are stored in."""
+    b = GraphBuilder("gate")
+    x = b.input("x", dtypes.bfloat16, (b.symbol("n", 1, 8192), 4096))
+    weight = b.constant(np.zeros((2 * inner, 4096), dtypes.bfloat16.numpy), "w")
+    halves = b.op("matmul", [x, weight], transpose_b=True)
+    gate, up = (b.op("slice", [halves], axis=1, start=at, stop=at + inner, step=1) for at in (0, inner))
+    b.output(b.op("multiply", [b.op("silu", [gate]), up]), "y")
+    graph = b.finish()
+    (group,) = fuse(graph).groups
+    found = [one for one in candidates(group, graph, TARGET) if one.name == "hopper gated matmul"]
+    configs = [call.constants["CONFIG"] for one in found for call in one.stages[0].calls]
+    assert any(config.tail for config in configs)
+    for config in configs:
+        config.check()
+
+
 @pytest.mark.parametrize("made", [dtypes.bfloat16, dtypes.int8])
 def test_products_without_an_epilogue_are_one_problem(made: dtypes.DType) -> None:
     """As an operation on arrays poses them, and as an engine does."""

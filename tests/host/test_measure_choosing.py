@@ -68,6 +68,15 @@ def test_without_times_the_likeliest_is_taken() -> None:
     assert TuningProblem({"k": ""}, ["a"], [0], [0]).choice().source == "only"
 
 
+def test_what_a_candidate_raises_is_reported_once_for_all_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"few": "matmul rows=1", "many": "matmul rows=64"}
+    given = TuningProblem(sizes, ["a", "b", "c"], [0, 1, 2], [0, 1, 2])
+    with caplog.at_level(logging.WARNING, "tilewright.measure"):
+        Records("gpu").time(given, lambda key: Measured({1: 1.0, 2: 2.0}, {0: LaunchError("too large")}, "by hand"))
+    assert caplog.text.count("a cannot be used: LaunchError: too large") == 1 and len(given.times) == 2
+    assert given.choice().index == 1 and 0 in given.choice().failures
+
+
 def test_the_fastest_is_timed_once_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
     def measure(key: str) -> Measured:
         return Measured({2: 3.00049, 1: 2.0}, {0: LaunchError("too large")}, "by hand")

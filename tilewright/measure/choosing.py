@@ -163,6 +163,9 @@ class Records:
                 return
             problem.times = [self._put(problem, key, measure(key)) for key in problem.keys]
             problem.source = "timed"
+            failures = {label: (timing, text) for timing in problem.times for label, text in timing.failures.items()}
+            for label, (timing, text) in failures.items():  # of a candidate once, whatever the sizes
+                logger.warning("%s: %s cannot be used: %s", problem.keys[timing.key], label, text)
 
     @contextmanager
     def _alone_on_device(self) -> Iterator[None]:
@@ -180,8 +183,6 @@ class Records:
     def _put(self, problem: TuningProblem, key: str, found: Measured) -> Timing:
         labels, name = problem.labels, problem.keys[key]
         failures = {labels[index]: f"{type(error).__name__}: {error}" for index, error in found.failures.items()}
-        for label, text in failures.items():
-            logger.warning("%s: %s cannot be used: %s", name, label, text)
         microseconds = {labels[index]: round(value, 3) for index, value in found.microseconds.items()}
         quantiles = {labels[index]: list(values) for index, values in found.quantiles.items()}
         timing = Timing(str(self.device), key, name, microseconds, failures, found.context, quantiles)

@@ -245,6 +245,7 @@ def _usable_configs(
     problem: MatmulProblem, machine: Machine, norm: JITFunction | None, right: tl.dtype | None
 ) -> tuple[tuple[MatmulConfig, float], ...]:
     """The configs worth timing, the one to take untimed first; `right` is B's element type where it is not A's."""
-    return tuple(
-        close_configs(problem, machine, partial(finished, problem=problem, NORM=norm, RIGHT=right), HOPPER_CONFIGS)
-    )
+    # A gate comes later; that there is one decides how results are stored, in memory that stages then lack.
+    gate = problem.cost.gated or None
+    finish = partial(finished, problem=problem, NORM=norm, RIGHT=right, GATE=gate)
+    return tuple(close_configs(problem, machine, finish, HOPPER_CONFIGS))
