@@ -8,7 +8,7 @@ import pytest
 
 import tilewright
 from tilewright.build.builder import build
-from tilewright.dtypes import bfloat16, float8e4nv, float8e5, float32, int8, int32
+from tilewright.dtypes import bfloat16, float8e4nv, float8e5, float16, float32, int8, int32
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.reference import run
@@ -260,6 +260,20 @@ def test_hopper(form, driver, rng):
         inputs[name] = inputs[name].astype(ml_dtypes.bfloat16)
     found = engine.run(inputs)["y"].astype(np.float64)
     np.testing.assert_allclose(found, plain(inputs, form), rtol=0, atol=bound(inputs, 2.0**-9) / 8)
+
+
+@pytest.mark.parametrize(("target", "width"), [("cpu", 32), ("cuda:sm_90a", 32), ("cuda:sm_90a", 64)])
+@pytest.mark.parametrize("size", [3e-7, 3e-6, 1.0, 1.5e4])
+def test_values_of_any_size_in_float16_and_8_bits(target, width, size, driver, rng):
+    """Scales of small values times weights are no zeros, nor those of large ones infinite."""
+    form = (2, 1, width, width, 16, 0, 0.0)
+    graph = paged_graph(form, float16, int8, scaled=True)
+    engine = build(graph, target)
+    inputs = draw_inputs(rng, form, ([1, 20, 1, 2], [170, 20, 1, 64]))
+    inputs["q"], inputs["values"] = inputs["q"].astype(float16.numpy), inputs["values"] * np.float32(size)
+    inputs, read = narrowed(inputs, int8, True)
+    unit = max(2.0**-11 * 4 * size, 2.0**-22)
+    np.testing.assert_allclose(engine.run(inputs)["y"].astype(np.float64), plain(read, form), rtol=0, atol=unit)
 
 
 def test_lengths_below_the_new_tokens_stay_inside_of_the_tables(driver, rng):

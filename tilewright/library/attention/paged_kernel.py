@@ -18,6 +18,10 @@ from tilewright.library.attention.scores import LOG2_E, online_softmax
 
 TILED_HEADS = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
 MOST_TILED_HEADS = tl.constexpr(16)  # more are rows of a block, as queries are
+# In float16 a weight of at most 1 times the scale of values under 1e-5 would be zero, or nearly.  Raised by this power
+# of 2, those of the least values are numbers, and those of the largest, 65504 / 127, still finite.
+RAISED_BY = tl.constexpr(6)
+RAISE = tl.constexpr(64.0)
 
 
 @tilewright.jit
@@ -37,6 +41,23 @@ def page_at(table, number, pages):
     """A page of a sequence's table, clamped to those that there are."""
     page = tl.load(table + number).to(tl.int64)
     return tl.minimum(tl.maximum(page, 0), pages - 1)
+
+
+@tilewright.jit
+def raised_weights(weights, value_scales, scales):
+    """Weights of values times their scales; where there are scales, times `RAISE`."""
+    result = weights * value_scales
+    if len(scales) > 0:
+        result = result * RAISE
+    return result
+
+
+@tilewright.jit
+def lowered_results(acc, scales):
+    """Sums of values by `raised_weights`, as they are without `RAISE`."""
+    if len(scales) > 0:
+        acc = acc * (1.0 / RAISE)
+    return acc
 
 
 @tilewright.jit
@@ -118,9 +139,10 @@ def attend_block(q, keys, values, scales, table, out, scale, begin, count, conte
                           other=0.0)  # fmt: skip
         v_block = as_multiplied(v_block, q.dtype.element_ty)
         acc = acc * correction[None, :]
-        weights = weights * scale_of_slots(scales, 1, row_slot, written, KEY_HEADS)
+        weights = raised_weights(weights, scale_of_slots(scales, 1, row_slot, written, KEY_HEADS), scales)
         acc = tl.dot(tl.trans(v_block), weights.to(v_block.dtype), acc, input_precision="ieee")
         maximum = new_maximum
+    acc = lowered_results(acc, scales)
     result = tl.trans(acc / tl.where(total == 0.0, 1.0, total)[None, :])
     out_rows = token[:, None] * out_token + head[:, None] * VALUE_HEAD
     tl.store(out + out_rows + value_dim[None, :], result.to(out.dtype.element_ty), mask=exists)

@@ -13,7 +13,13 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.attention.paged_kernel import as_multiplied, bounded_scores, slot_scales
+from tilewright.library.attention.paged_kernel import (
+    as_multiplied,
+    bounded_scores,
+    lowered_results,
+    raised_weights,
+    slot_scales,
+)
 from tilewright.library.attention.scores import online_softmax
 
 
@@ -102,10 +108,10 @@ def attend_keys(q_block, keys, values, scales, table, position, first, limit, pa
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum, total, correction, weights = online_softmax(scores, maximum, total, 1, tl.exp2)
-        weights = (weights * v_scale).to(v_block.dtype)
+        weights = raised_weights(weights, v_scale, scales).to(v_block.dtype)
         acc = tl.dot(weights, v_block, acc * correction[:, None], input_precision="ieee")
         maximum = new_maximum
-    return acc, maximum, total
+    return lowered_results(acc, scales), maximum, total
 
 
 @tilewright.jit

@@ -17,6 +17,7 @@ import tilewright.language.explicit as tx
 from tilewright.library.attention.hopper.decoding_kernel import divided_results, of_all_keys
 from tilewright.library.attention.hopper.kernel import bounded
 from tilewright.library.attention.hopper.paged_kernel import load_queries, part_of, seen_scores, slots_of, store_rows
+from tilewright.library.attention.paged_kernel import RAISED_BY
 from tilewright.library.hopper import swizzle_of
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
@@ -126,6 +127,7 @@ def walk_narrow(memory, part, scale, scales, key_heads, CONFIG: tl.constexpr):
     maximum = tl.full((CONFIG.ROWS,), -1e30, tl.float32)  # finite, also where a query sees nothing
     sums = tl.zeros((CONFIG.BN, CONFIG.ROWS), tl.float32)  # each of one key in a block
     out = tl.zeros((CONFIG.D, CONFIG.ROWS), tl.float32)
+    RAISED: tl.constexpr = RAISED_BY if CONFIG.SCALED else 0.0  # which sums divide out again
     following = scales_of(scales, 0, part, key_heads, CONFIG)
     for step in range(part.blocks):
         key_scale, value_scale = following
@@ -133,7 +135,7 @@ def walk_narrow(memory, part, scale, scales, key_heads, CONFIG: tl.constexpr):
             following = scales_of(scales, step + 1, part, key_heads, CONFIG)  # there when they are wanted
         scores = narrow_scores(memory, part, step, scale, key_scale, CONFIG)
         greatest = tl.maximum(maximum, tl.max(scores, 0))
-        powers = tl.exp2(tl.fma(scores, scale, (-scale * greatest)[None, :]))
+        powers = tl.exp2(tl.fma(scores, scale, (RAISED - scale * greatest)[None, :]))
         factor = tl.exp2((maximum - greatest) * scale)[None, :]
         memory.weights.store(tl.trans(powers * value_scale))
         position = tx.ring_at(step, CONFIG.STAGES)
