@@ -1,7 +1,9 @@
 """The fuzzing harness notices every kind of failure, and goes on behind it; the quick targets find nothing."""
 
 import pytest
+from typer.testing import CliRunner
 
+from tools.fuzz import __main__ as command_line
 from tools.fuzz import harness
 from tools.fuzz.harness import Campaign
 
@@ -25,6 +27,17 @@ def test_a_campaign_resumes(tmp_path):
     Campaign("sizes", 1, tmp_path).run(cases=50, seconds=500)
     record = Campaign("sizes", 1, tmp_path).run(cases=30, seconds=500)
     assert (record.cases, record.next, record.left) == (80, 80, [])
+
+
+@pytest.mark.parametrize("name", ["nosuch", "no.such.module", "tools.fuzz.tally"])
+@pytest.mark.parametrize("before", [["run", "sizes"], ["replay"]])
+def test_an_unknown_target_is_a_usage_error(name, before, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(command_line.app, [*before, name, *(["1"] if before == ["replay"] else [])])
+    text = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and name in text
+    assert ("has no TARGET" if name == "tools.fuzz.tally" else "there is no target") in text
+    assert not list(tmp_path.iterdir()), "the targets before it have run"
 
 
 @pytest.mark.slow(but_every=2)

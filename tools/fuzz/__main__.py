@@ -14,6 +14,21 @@ from tools.fuzz.harness import Campaign
 from tools.fuzz.target import load, names
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+
+def _known(name: str) -> str:
+    """The name of a target, looked up before anything runs."""
+    try:
+        load(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return name
+
+
+def _all_known(names: list[str] | None) -> list[str] | None:
+    return names and [_known(name) for name in names]
+
+
 State = Annotated[Path, typer.Option(help="folder of the records; a run continues where the last one ended")]
 
 
@@ -26,7 +41,7 @@ def list_targets() -> None:
 
 @app.command()
 def run(
-    targets: Annotated[list[str] | None, typer.Argument(help="which targets; all without")] = None,
+    targets: Annotated[list[str] | None, typer.Argument(help="which targets; all without", callback=_all_known)] = None,
     cases: Annotated[int, typer.Option(help="cases of each target")] = 1000,
     seconds: Annotated[float, typer.Option(help="time for each target")] = 3600.0,
     jobs: Annotated[int, typer.Option(help="worker processes")] = 1,
@@ -46,7 +61,7 @@ def run(
 
 
 @app.command()
-def replay(target: str, seed: int) -> None:
+def replay(target: Annotated[str, typer.Argument(callback=_known)], seed: int) -> None:
     """Run one case in this process, with its traceback."""
     found = load(target)
     with tempfile.TemporaryDirectory() as folder:

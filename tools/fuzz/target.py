@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +56,21 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(targets.__path__))
 
 
+def _exists(module: str) -> bool:
+    """Whether there is such a module; the packages around it are imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it is missing
+        return False
+
+
 def load(name: str) -> Target:
-    """The target of a module: one in tools/fuzz/targets, or any by its dotted name."""
-    target: Target = importlib.import_module(name if "." in name else f"tools.fuzz.targets.{name}").TARGET
+    """The target of a module: one in tools/fuzz/targets, or any by its dotted name.  Raises `ValueError`."""
+    module = name if "." in name else f"{targets.__name__}.{name}"
+    if not _exists(module):
+        raise ValueError(f"there is no target {name!r}: choose one of {', '.join(names())}, or name a module with dots")
+    found = importlib.import_module(module)
+    if not hasattr(found, "TARGET"):
+        raise ValueError(f"the module {module} is no target: it has no TARGET")
+    target: Target = found.TARGET
     return target
