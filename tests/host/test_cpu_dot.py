@@ -197,6 +197,54 @@ def test_pairs_of_8_bits(types: tuple[DType, DType, DType], shape: DotShape, rng
     check_groups("pairs", shape, types, rng)
 
 
+def levels_of_8_bits() -> list[CPUTarget]:
+    """This CPU, and what it is without the instructions that it prefers for 8 bits."""
+    host = CPUTarget.host()
+    plain = frozenset(name for name in host.features if not name.startswith("amx") and "vnni" not in name)
+    short = frozenset(name for name in plain if not name.startswith("avx512"))
+    oldest = frozenset(name for name in short if not name.startswith(("avx", "fma", "f16c")))
+    rest = (host.l1_bytes, host.l2_bytes)
+    tables = [CPUTarget.from_features(host.triple, host.cpu, known, *rest) for known in (plain, short, oldest)]
+    return list(dict.fromkeys([host.without_tiles(), *tables])) if host.is_x86 else [host]
+
+
+@pytest.mark.slow(but_every=8)
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("types", SIGNS, ids=lambda types: "".join(dtype.name for dtype in types[:2]))
+@pytest.mark.parametrize(
+    "shape", [DotShape(5, 16, 3), DotShape(16, 40, 64), DotShape(33, 70, 130), DotShape(61, 100, 2051)], ids=str
+)
+def test_8_bits_that_the_product_packs(
+    layout: str, types: tuple[DType, DType, DType], shape: DotShape, rng: np.random.Generator
+) -> None:
+    """Exact for every sign, to the ends of the range, in any memory and with every limit, at every level."""
+    rows, columns, depth = shape.rows, shape.columns, shape.depth
+    whole, some = (0, 0, 0), (rows - 2, columns - 3, depth - 2)
+    for target in levels_of_8_bits():
+        for left, limits in (
+            *(("rows", whole), ("known rows", whole), ("known rows", (rows - 1, 0, depth - 1))),
+            *(("columns", some), ("spread", (0, columns - 1, 1))),
+        ):
+            run_case(Case(shape, layout, types, limits, left, accumulate=left != "columns"), rng, target)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("znver5", "vpdpbusd"), ("x86-64-v4", "vpmaddwd"), ("x86-64-v3", "vpmaddwd")]
+)
+def test_instructions_for_8_bits_that_the_product_packs(layout: str, name: str, wanted: str) -> None:
+    target = CPUTarget.named(name)
+    rows, columns = target.microtile(dtypes.int32)
+    for types in SIGNS:
+        shape = DotShape(2 * rows, 2 * columns, 96)
+        code = product_code(target, shape, layout, types, keep_texts=True)
+        assert code.assembly is not None and wanted in code.assembly and "vpmulld" not in code.assembly
+        tiles = code.assembly.split("\ntile.")[1:]
+        vector = [line for tile in tiles for line in tile.splitlines() if "ymm" in line or "zmm" in line]
+        assert vector and not any("(%rsp)" in line for line in vector), "a vector register is spilled"
+        assert "side by side" in kernel_text(target, shape, *types[:2], layout, types[2])
+
+
 @pytest.mark.parametrize(
     "shape", [DotShape(1, 160, 72), DotShape(4, 70, 96), DotShape(16, 48, 64), DotShape(61, 100, 4100)], ids=str
 )

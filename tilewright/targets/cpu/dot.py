@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.dot_function import Blocking, emit_function
 from tilewright.targets.cpu.dot_grouped_function import emit_grouped_function
-from tilewright.targets.cpu.dot_groups import GROUPED_LAYOUTS, group_sums, sums_of_layout
+from tilewright.targets.cpu.dot_groups import GROUPED_LAYOUTS, GroupSums, group_sums, packed_sums, sums_of_layout
+from tilewright.targets.cpu.dot_packed_function import emit_packed_function
 from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
 from tilewright.targets.cpu.dot_tiles import TileBlocking, emit_tile_function, uses_tiles
 from tilewright.targets.cpu.target import CPUTarget
@@ -26,6 +27,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 Extent = LLVMValue | int
 
 _LINE_BYTES = 64
+_LEAST_PACKED_ROWS = 5  # of 8-bit integers: fewer use a packed panel too seldom
 __all__ = [
     "Accumulator", "DotShape", "LeftOperand", "RightOperand", "accumulator_extents", "emit_dot", "scratch_bytes",
     "grouped_layout", "takes_groups",
@@ -108,10 +110,19 @@ def _blocking(
     target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType
 ) -> tuple[Blocking, int]:
     """The blocks of a product in vector registers, whose depth may be in groups, and how large these are."""
-    sums = sums_of_layout(target, left, right, layout)
+    sums, packed = sums_of_layout(target, left, right, layout), _packed(target, shape, left, right, layout)
+    if packed is not None:
+        return Blocking(target, packed.in_groups(shape), accumulator, "columns", packed), packed.group
     if sums is None:
         return Blocking(target, shape, accumulator, layout), 1
     return Blocking(target, sums.in_groups(shape), accumulator, "panels", sums), sums.group
+
+
+def _packed(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str) -> GroupSums | None:
+    """The instruction of a product whose right operand is packed in groups at run time."""
+    if layout not in ("rows", "columns") or shape.rows < _LEAST_PACKED_ROWS:
+        return None
+    return packed_sums(target, left, right)
 
 
 def takes_groups(
@@ -147,6 +158,8 @@ def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, l
     if shape.columns <= blocking.lanes:  # a panel that is cut short to one vector
         columns = blocking.lanes
     vectors = columns // blocking.lanes
+    if _packed(target, shape, left, right, layout) is not None:
+        layout += f", copied with {group} steps of the depth side by side"
     pairs = "; pairs of products are added, subnormal numbers count as zeros" if group > 1 and left.is_float else ""
     return (
         f"sums of {rows} x {columns} in registers ({vectors} vector{'s' * (vectors > 1)} of {blocking.lanes} a row), "
@@ -220,6 +233,8 @@ def _emitter(target: CPUTarget, plan: DotPlan) -> Callable[[Module, CPUTarget, D
     """What writes the function of a product."""
     if uses_tiles(target, plan.shape, plan.left, plan.right, plan.layout):
         return emit_tile_function
+    if _packed(target, plan.shape, plan.left, plan.right, plan.layout) is not None:
+        return emit_packed_function
     return emit_grouped_function if plan.layout in GROUPED_LAYOUTS else emit_function
 
 

@@ -62,7 +62,9 @@ class Blocking:
         self.transposed_stride = round_up(shape.rows + 1, self.lanes) + per_line
         left = itemsize * max(left_rows * self.left_stride, (self.depth + 1) * self.transposed_stride)
         self.right_offset = round_up(left, _CACHE_LINE)
-        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, _CACHE_LINE)
+        # a line before the panel's first, and a block of transposed lines that may end beyond its last
+        spare = 1 if sums is None else 1 + self.lanes
+        self.scratch_bytes = self.right_offset + round_up((self.depth + spare) * self.width * itemsize, _CACHE_LINE)
 
     def panels_at_once(self, rows: int) -> int:
         """Panels that one micro-kernel takes: as many as the registers hold besides so few rows."""

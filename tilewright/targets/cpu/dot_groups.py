@@ -10,6 +10,13 @@
 The right operand has the `group` steps of the depth side by side in panels; the left one is read, or copied, so
 that a group of a row is one number of 32 bits.  So a product is one of 32-bit numbers over a depth of groups, whose
 multiply-add is another (`dot_kernel.py`).
+
+A right operand that is copied to such panels at run time (`dot_packed_function.py`) takes vpdpbusd for all signs.  It
+multiplies the unsigned operand by the signed one, whichever is the left.  Where both have a sign, or none has, the
+left one is copied with its highest bits flipped: as a number of the other kind it is 128 more, or less, and what this
+adds to a sum, the same for all rows, is what the sums begin with:
+
+    left * right = flipped * right - 0x80 * right
 """
 
 from __future__ import annotations
@@ -36,6 +43,8 @@ class GroupSums:
     instruction: str
     then: str = ""  # the instruction that adds its 16-bit sums in pairs
     element: str = "i8"  # LLVM type of an element of the right operand in memory
+    swapped: bool = False  # whether it takes the right operand first
+    flips: bool = False  # whether the copy of the left operand has its highest bits flipped
 
     def most_rows(self, rows: int) -> int:
         """Rows of a register tile, of which there are `rows` where nothing but operands and sums is in registers."""
@@ -57,8 +66,8 @@ class GroupSums:
         return 2 if self.widens else 4
 
     def in_groups(self, shape: DotShape) -> DotShape:
-        """The extents of a product with its depth in groups."""
-        return DotShape(shape.rows, shape.columns, shape.depth // self.group)
+        """The extents of a product with its depth in groups, of which the last may be cut short."""
+        return DotShape(shape.rows, shape.columns, -(-shape.depth // self.group))
 
     def prepared(self, builder: LLVMBuilder, right: LLVMValue, signed: bool) -> LLVMValue:
         """A vector of groups of the right operand as the instruction takes it."""
@@ -76,9 +85,16 @@ class GroupSums:
             sums = builder.call(self.instruction, halves, [repeated, right])
             ones = builder.splat(builder.integer(1, "i16"), right.lanes // 2)
             return builder.add(total, builder.call(self.then, total.type, [sums, ones]))
-        if self.widens:
+        if self.group == 2 and not right.is_float:
             return builder.add(total, builder.call(self.instruction, total.type, [repeated, right]))
-        return builder.call(self.instruction, total.type, [total, repeated, right])
+        operands = [right, repeated] if self.swapped else [repeated, right]
+        return builder.call(self.instruction, total.type, [total, *operands])
+
+    def start(self, builder: LLVMBuilder, right: LLVMValue, total: LLVMValue) -> LLVMValue:
+        """`total` less what the flipped bits add for a vector of groups of the right operand."""
+        highest = builder.integer(-(2**31) + 0x808080, total.element)  # 0x80 in all bytes
+        flipped = builder.splat(highest, total.lanes)
+        return self.multiply_add(builder, flipped, self.prepared(builder, right, True), total)
 
 
 def group_sums(target: CPUTarget, left: DType, right: DType, pairs_fit: bool = False) -> GroupSums | None:
@@ -93,6 +109,18 @@ def group_sums(target: CPUTarget, left: DType, right: DType, pairs_fit: bool = F
             return GroupSums(4, "i8", "i32", f"llvm.x86.avx512.vpdpbusd.{bits}")
         return GroupSums(4, "i8", "i32", f"llvm.x86.{_BYTES[bits]}", f"llvm.x86.{_WORDS[bits]}")
     return GroupSums(2, "i16", "i16", f"llvm.x86.{_WORDS[bits]}") if group == 2 else None
+
+
+def packed_sums(target: CPUTarget, left: DType, right: DType) -> GroupSums | None:
+    """The instruction for 8-bit integers of which the right ones are copied to panels at run time, if there is one."""
+    narrow = all(dtype.is_integer and dtype.bits == 8 and not dtype.is_bool for dtype in (left, right))
+    if not narrow or not target.is_x86 or target.multiplies_in_tiles(left, right):
+        return None
+    if target.vnni:
+        instruction = f"llvm.x86.avx512.vpdpbusd.{target.vector_bits}"
+        flips = left.is_signed == right.is_signed
+        return GroupSums(4, "i8", "i32", instruction, swapped=not right.is_signed, flips=flips)
+    return GroupSums(2, "i16", "i32", f"llvm.x86.{_WORDS[target.vector_bits]}", element="i16")
 
 
 def sums_of_layout(target: CPUTarget, left: DType, right: DType, layout: str) -> GroupSums | None:

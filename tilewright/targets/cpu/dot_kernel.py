@@ -53,7 +53,7 @@ class MicroKernel:
     ahead_stride: int | None  # bytes, from one k to the next in what is prefetched
     depth: int | None
     accumulate: bool | None
-    sums: GroupSums | None = None  # of 8-bit integers: one k is a group of the depth
+    sums: GroupSums | None = None  # of narrow numbers: one k is a group of the depth
 
     @property
     def name(self) -> str:
@@ -61,7 +61,8 @@ class MicroKernel:
         numbers = ".".join("x" if number is None else str(number) for number in known)
         tile = f"{self.rows}x{self.panels}x{self.vectors * self.lanes}.{self.tile_stride}"
         right = self.right if self.signed else f"u{self.right}"
-        right += "" if self.sums is None else f"x{self.sums.group}"
+        if self.sums is not None:
+            right += f"x{self.sums.group}{'s' * self.sums.swapped}{'f' * self.sums.flips}"
         start = {True: "a", False: "z", None: ""}[self.accumulate]
         return f"tile.{self.element}.{right}.{tile}.{self.left_depth_stride}.{self.ahead_lines}.{numbers}{start}"
 
@@ -179,6 +180,8 @@ class _Emitter:
         else:
             end = builder.integer(known // unroll * unroll)
         metadata = self._no_unroll()
+        if kernel.sums is not None and kernel.sums.flips:
+            zeros[:count] = self._starts()
         sums = zeros[:count]
         if end.constant != 0:
             with builder.loop(builder.integer(0), end, unroll, zeros, hint="deep", metadata=metadata) as loop:
@@ -197,6 +200,14 @@ class _Emitter:
                 rest.next(self._step(rest.index, list(rest.values)))
             sums = rest.results
         self._store(sums)
+
+    def _starts(self) -> list[LLVMValue]:
+        """What the sums of every row begin with: the panel's line before the first one."""
+        builder, kernel = self.builder, self.kernel
+        (panel,) = self.panels
+        line = builder.gep(panel, builder.subtract(builder.integer(0), self.right_stride), kernel.right)
+        places = [builder.gep(line, number * kernel.lanes, kernel.right) for number in range(kernel.vectors)]
+        return [builder.load(self.vector, place, align=4) for place in places] * kernel.rows
 
     def _step(self, k: LLVMValue, sums: list[LLVMValue]) -> list[LLVMValue]:
         """One k: the accumulators plus left[:, k] times right[k, :]."""

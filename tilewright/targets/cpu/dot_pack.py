@@ -14,8 +14,12 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 class BlockCopy:
     """Emits copies of [outer, inner] blocks from memory of `source` elements to `element` elements."""
 
-    def __init__(self, builder: LLVMBuilder, source: str, signed: bool, element: str, lanes: int) -> None:
+    def __init__(
+        self, builder: LLVMBuilder, source: str, signed: bool, element: str, lanes: int, flips: bool = False
+    ) -> None:
+        """`flips`: the highest bits of bytes are flipped in the copy."""
         self.builder = builder
+        self.flips = flips
         self.source = source
         self.signed = signed
         self.element = element
@@ -103,6 +107,9 @@ class BlockCopy:
 
     def _put(self, value: LLVMValue, place: LLVMValue) -> None:
         wide = widen(self.builder, value, self.element, self.signed)
+        if self.flips:
+            highest = self.builder.splat(self.builder.integer(-128, self.element), wide.lanes)
+            wide = self.builder.binary("xor", wide, highest)
         self.builder.store(wide, place, align=1 if value.is_vector else 0)
 
 
