@@ -20,13 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import common
 from tilewright import ops
-from tilewright.library.attention.hopper.config import AttentionConfig
+from tilewright.library.attention.hopper.config import ATTENTION_PARAMETERS, AttentionConfig
 from tilewright.library.attention.hopper.kernel import attention
-from tilewright.library.matmul.hopper.config import MatmulConfig
+from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS, MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
 from tilewright.library.reduce.simt_arrays_kernel import reduce_rows
 from tilewright.library.rows import simt_kernel as gpu_rows
-from tilewright.ops import products
 from tilewright.settings import settings
 
 ALLOWED = {"softmax": 0.4, "matmul": 1.0, "attention": 1.5, "tuning": 10.0}  # seconds
@@ -35,18 +34,14 @@ ALLOWED = {"softmax": 0.4, "matmul": 1.0, "attention": 1.5, "tuning": 10.0}  # s
 def compile_times() -> dict[str, float]:
     """Seconds from a kernel's function to machine code."""
     config, wide = MatmulConfig(), AttentionConfig(CAUSAL=True)
-    blocks = {"q": wide.query_block, "k": wide.key_block, "v": wide.key_block, "out": wide.query_block}
-    maps = {name: f"tensormap<{'x'.join(map(str, block))}xbf16>" for name, block in blocks.items()}
-    numbers = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
     sizes = dict.fromkeys(("rows", "columns", "x_stride", "out_stride"), "i32")
     rows = {"x": "*bf16", "out": "*bf16", **sizes}
     cases: list[tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         ("warm up", reduce_rows, {"x": "*bf16", "out": "*f32", "rows": "i32", "columns": "i32",
          "factor": "f32"}, {"KIND": "sum", "INITIAL": 0.0, "ROWS": 1, "BLOCK": 1024, "WHOLE": True, "MASK": False}, {}),
         ("softmax", gpu_rows.softmax, rows, {"LOG": False, "ROWS": 1, "BLOCK": 8192, "MASK": False}, {"num_warps": 8}),
-        ("matmul", matmul, products.kernel_types(config, ()), {"CONFIG": config}, {}),
-        ("attention", attention, {**maps, "lse": "*f32", "lengths": "*k i32", "schedule": "*k i32", "scale": "f32",
-         **numbers}, {"CONFIG": wide}, {}),
+        ("matmul", matmul, MATMUL_PARAMETERS.types(config), {"CONFIG": config}, {}),
+        ("attention", attention, ATTENTION_PARAMETERS.types(wide), {"CONFIG": wide}, {}),
     ]  # fmt: skip
     result = {}
     for name, kernel, types, constants, options in cases:
@@ -69,7 +64,7 @@ def tuning_time() -> dict[str, float]:
     torch.mm(a, b)
     plan = ops.plan_matmul(a, b.T, effort=1)
     print(plan.explain())
-    return {"tuning": plan.seconds}
+    return {"tuning": plan.alternatives.seconds}
 
 
 def main() -> int:

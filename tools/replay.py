@@ -40,6 +40,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 from tilewright.library.candidate import Operand, PackedConstant
+from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS
 from tilewright.library.select import candidates
 from tilewright.runtime.gpu_program import Resources
 from tilewright.runtime.plan import BufferReference
@@ -209,7 +210,7 @@ def operations() -> Texts:
             chosen = close(problem.shape_class, NvidiaTarget.named(HOPPER.removeprefix("cuda:")).machine())
             texts[f"matmul {problem.key} configs"] = "\n".join(map(str, chosen))
             for candidate in chosen[:2]:
-                types = products.kernel_types(candidate.config, problem.operands)
+                types = MATMUL_PARAMETERS.types(candidate.config, problem.operands)
                 facts = products.kernel_facts(problem)
                 binary = matmul.compile(types, {"CONFIG": candidate.config}, facts, target=HOPPER).binary
                 texts[f"matmul {problem.key} {candidate.config.BM}x{candidate.config.BN}"] = recorder.texts[binary.key]

@@ -11,7 +11,9 @@ from tilewright.ir.core import Parameter
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
+from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS
 from tilewright.library.matmul.hopper.dequantized import close_configs
+from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import close
@@ -19,7 +21,6 @@ from tilewright.library.matmul.problem import DequantizedProblem, MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
 from tilewright.ops.attentions import hopper_configs
-from tilewright.ops.dequantized import kernel_types
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8
@@ -67,7 +68,7 @@ def test_matmul_configs(problem: MatmulProblem) -> None:
     if problem.output.bits == 8:
         ping_pong = []  # the largest of these spills, and is rejected by timing
     for candidate in [chosen[0], *ping_pong[:1]]:
-        types = products.kernel_types(candidate.config, problem.operands)
+        types = MATMUL_PARAMETERS.types(candidate.config, problem.operands)
         facts = products.kernel_facts(problem)
         kernel = hopper_matmul.compile(types, {"CONFIG": candidate.config}, facts, target="cuda:sm_90a", options=STRICT)
         assert not kernel.binary.resources.spill_stores
@@ -89,7 +90,7 @@ def test_dequantized_configs(problem: DequantizedProblem) -> None:
     config, _ = close_configs(problem, NvidiaTarget.named("sm_90a").machine())[0]
     facts = {"out": Parameter("out", 16)}
     kernel = dequantized_matmul.compile(
-        kernel_types(config), {"CONFIG": config}, facts, target="cuda:sm_90a", options=STRICT
+        DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}, facts, target="cuda:sm_90a", options=STRICT
     )
     resources = kernel.binary.resources
     assert not resources.spill_stores

@@ -27,11 +27,10 @@ from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.dequantized import close_configs
-from tilewright.library.matmul.hopper.dequantized_config import DequantizedConfig
+from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.ops import arrays, choosing, dequantized
-from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
 from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -205,7 +204,7 @@ CONFIGS = [
 def test_clean_in_any_order(config: DequantizedConfig, rng: np.random.Generator) -> None:
     rows, columns, depth = 11, 200, 640
     groups = depth // config.GROUP if config.GROUP else 1
-    function = simplify(dequantized_matmul.trace(kernel_types(config), {"CONFIG": config}))
+    function = simplify(dequantized_matmul.trace(DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}))
     verify(function)
     blocks = -(-columns // 64)
     codes = np.zeros((blocks, depth // config.unit * config.unit_lines, 256), config.CODES.element.numpy)
@@ -249,7 +248,7 @@ def test_configs_know_what_epilogues_take(problem: DequantizedProblem, rows: int
     """After an epilogue, layouts change through shared memory."""
     target = NvidiaTarget.named("sm_90a")
     for config, _ in close_configs(problem, target.machine()):
-        types, facts = kernel_types(config, ("*k bf16", "i32")), {"out": Parameter("out", 16)}
+        types, facts = DEQUANTIZED_PARAMETERS.types(config, ("*k bf16", "i32")), {"out": Parameter("out", 16)}
         lowered = lower(dequantized_matmul.trace(types, {"CONFIG": config}, facts), target, NvidiaOptions())
         assert config.BATCH == rows and lowered.shared_bytes <= config.shared_bytes
 
@@ -293,7 +292,9 @@ def test_what_stays_floats_is_named(rng: np.random.Generator) -> None:
 def test_weights_of_warps_stay_in_registers(group: int) -> None:
     """Parts of the depth with scales of their own are where the products read them, and no block moves."""
     config = DequantizedConfig(STAGES=8, WARPS=1, SLICES=2, CONSUMERS=2, GROUP=group)
-    function = dequantized_matmul.trace(kernel_types(config), {"CONFIG": config}, {"out": Parameter("out", 16)})
+    function = dequantized_matmul.trace(
+        DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}, {"out": Parameter("out", 16)}
+    )
     lowered = lower(function, NvidiaTarget.named("sm_90a"), NvidiaOptions())
     assert not [remark for remark in map(str, lowered.remarks) if "changes its layout" in remark and "bf16" in remark]
     assert lowered.text.count("mma.sync.aligned.m16n8k16") == 32

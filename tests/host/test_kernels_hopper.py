@@ -23,9 +23,15 @@ from tests.host.hopper_support import (
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
-from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
+from tilewright.launch.jit import JITFunction
+from tilewright.library.attention.hopper.config import ATTENTION_PARAMETERS, AttentionConfig, attention_schedule
+from tilewright.library.attention.hopper.kernel import attention
 from tilewright.library.attention.simt_kernel import combine_parts
-from tilewright.library.matmul.hopper.config import MatmulConfig
+from tilewright.library.hopper import Parameters
+from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS, MatmulConfig
+from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS
+from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
+from tilewright.library.matmul.hopper.kernel import matmul
 from tilewright.passes.pipeline import simplify
 from tilewright.settings import settings
 
@@ -487,3 +493,14 @@ def test_tensors_that_do_not_fit_are_refused():
     for call, reason in cases:
         with pytest.raises(LaunchError, match=reason):
             call()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "parameters"),
+    [(matmul, MATMUL_PARAMETERS), (attention, ATTENTION_PARAMETERS), (dequantized_matmul, DEQUANTIZED_PARAMETERS)],
+    ids=["matmul", "attention", "dequantized"],
+)
+def test_launches_are_described_in_the_order_of_the_parameters(kernel: JITFunction, parameters: Parameters) -> None:
+    """`ops` gives what a launch is given by place, engines by name."""
+    names = [parameter.name for parameter in kernel.parameters if parameter.kind != "variadic"]
+    assert [*parameters.tiled, *parameters.others, "CONFIG"] == names

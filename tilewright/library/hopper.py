@@ -1,12 +1,14 @@
-"""Shared code of the Hopper kernels: shared memory of a CTA, swizzles, and when a config can be built."""
+"""Shared code of the Hopper kernels: shared memory of a CTA, swizzles, parameters, and when a config can be built."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tilewright.errors import LaunchError
+from tilewright.ir.types import TensorMapType, scalar
 from tilewright.targets.registry import get_target
 
 _SM = get_target("cuda:sm_90a").machine()  # all of the architecture have these
@@ -20,6 +22,38 @@ Config = TypeVar("Config")
 def swizzle_of(row_bytes: int) -> int:
     """The widest swizzle that rows of so many bytes are made of; 0 for none."""
     return next((width for width in (128, 64, 32) if row_bytes % width == 0), 0)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a kernel is given, in order, before the operands of its epilogue: the one description of a launch, for
+    tensors of a graph and for arrays.
+
+    `tiled` are moved in tiles by tensor copies, and have two properties of a config by name: the size of a tile and the
+    type of an element.  `others` have these types, in which ``{0}`` stands for the config.
+    """
+
+    tiled: Mapping[str, tuple[str, str]]
+    others: Mapping[str, str]
+
+    def block(self, config: object, name: str) -> tuple[int, ...]:
+        """The size of a parameter's tiles."""
+        found: tuple[int, ...] = getattr(config, self.tiled[name][0])
+        return found
+
+    def types(self, config: object, operands: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The types of all parameters, and those of an epilogue's operands."""
+        types: dict[str, Any] = {
+            name: scalar(TensorMapType(getattr(config, block), getattr(config, dtype).element))
+            for name, (block, dtype) in self.tiled.items()
+        }
+        types |= {name: kind.format(config) for name, kind in self.others.items()}
+        return {**types, "extra": operands} if operands else types
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The types of those that are numbers."""
+        return {name: kind for name, kind in self.others.items() if not kind.startswith("*")}
 
 
 class Checked(Protocol):

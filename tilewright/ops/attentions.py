@@ -16,7 +16,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.hopper.choice import attention_configs, seconds_of, unsupported
-from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
+from tilewright.library.attention.hopper.config import ATTENTION_PARAMETERS, AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import quantizing
@@ -25,7 +25,7 @@ from tilewright.measure.choosing import Choice, closest
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls
-from tilewright.ops.launches import Argument, TiledView, bound_launch, tile_type
+from tilewright.ops.launches import Argument, bound_launch, tiled_views
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -159,9 +159,8 @@ class AttentionPlan:
         schedule, (ctas, tiles) = scheduled.view, scheduled.view.shape
         # What the config has not is not read: the schedule stands for it.
         arguments: list[Argument] = [
-            TiledView(q, "query_block"), TiledView(k, "key_block"), TiledView(v, "key_block"),
-            TiledView(out, "query_block"), lse or schedule, lengths or schedule, schedule, tiles, problem.queries,
-            problem.keys, problem.heads, problem.heads // problem.key_heads, problem.window,
+            *tiled_views(ATTENTION_PARAMETERS, q, k, v, out), lse or schedule, lengths or schedule, schedule, tiles,
+            problem.queries, problem.keys, problem.heads, problem.heads // problem.key_heads, problem.window,
             scale * math.log2(math.e), *extra,
         ]  # fmt: skip
         return bound_launch(
@@ -238,15 +237,7 @@ def compiled(config: AttentionConfig, target: Target) -> Any:
     """The Hopper kernel of a config for a target."""
     key = (config, target.key)
     if key not in _KERNELS:
-        keys = tile_type(config.key_block, config.TYPE)
-        types: dict[str, Any] = {
-            "q": tile_type(config.query_block, config.TYPE), "k": keys, "v": keys,
-            "out": tile_type(config.query_block, config.stored), "lse": "*f32", "lengths": "*k i32",
-            "schedule": "*k i32", "scale": "f32",
-            **dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32"),
-        }  # fmt: skip
-        if config.OUTPUT is not None:
-            types["extra"] = ("f32",)
+        types = ATTENTION_PARAMETERS.types(config, () if config.OUTPUT is None else ("f32",))
         _KERNELS[key] = hopper_attention.compile(types, {"CONFIG": config}, target=target)
     return _KERNELS[key]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import LaunchError
@@ -24,7 +23,7 @@ from tilewright.ir.core import Parameter
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT
 from tilewright.library import packing
 from tilewright.library.matmul.hopper.dequantized import close_configs
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DEQUANTIZED_PARAMETERS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.measure import timers
@@ -32,7 +31,7 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
 from tilewright.ops.choosing import Alternatives, TrialCalls
-from tilewright.ops.launches import TiledView, bound_launch, launch_on_any_stream, pointer_types, tile_type
+from tilewright.ops.launches import bound_launch, launch_on_any_stream, pointer_types, tiled_views
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
@@ -196,9 +195,8 @@ class _DequantizedCall:
         rows = self.x.changed((problem.rows, problem.depth), (problem.depth, 1))
         codes, scales = _packed(weights.codes), _packed(weights.scales)
         zeros = scales if weights.zeros is None else _packed(weights.zeros)
-        tiled = [(rows, "x_block"), (codes, "codes_block"), (scales, "scales_block"), (zeros, "scales_block")]
-        sizes = (problem.rows, problem.columns, problem.depth)
-        return [*(TiledView(found, block) for found, block in tiled), self.out, *sizes, *self.extra]
+        tiled = tiled_views(DEQUANTIZED_PARAMETERS, rows, codes, scales, zeros)
+        return [*tiled, self.out, problem.rows, problem.columns, problem.depth, *self.extra]
 
     def grid(self, config: DequantizedConfig) -> tuple[int, int, int]:
         """CTAs of a config."""
@@ -289,21 +287,10 @@ def _start(config: DequantizedConfig, types: tuple[str, ...], ordinal: int | Non
             _PREPARED.clear()
         facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if aligned else {}
         target = arrays.target_at(ordinal)
-        compiled: Any = kernel.compile(kernel_types(config, types), {"CONFIG": config}, facts, target=target)
+        every = DEQUANTIZED_PARAMETERS.types(config, types)
+        compiled: Any = kernel.compile(every, {"CONFIG": config}, facts, target=target)
         _PREPARED[key] = compiled.start(ordinal)
     return _PREPARED[key]
-
-
-def kernel_types(config: DequantizedConfig, operands: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Types of the kernel's parameters for a config, and for the types of the epilogue's operands."""
-
-    types: dict[str, Any] = {
-        "x": tile_type(config.x_block, config.TYPE), "w": tile_type(config.codes_block, config.CODES),
-        "scales": tile_type(config.scales_block, config.SCALE),
-        "zeros": tile_type(config.scales_block, tl.uint8 if config.ZEROS else config.SCALE),
-        "out": f"*{config.OUTPUT.element}", **dict.fromkeys(("M", "N", "K"), "i32"),
-    }  # fmt: skip
-    return {**types, "extra": operands} if operands else types
 
 
 # Packing -------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, Union
 
-import tilewright.language as tl
-from tilewright.dtypes import DType
-from tilewright.ir.types import TensorMapType, TensorType, scalar
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.jit import JITFunction
+from tilewright.library.hopper import Parameters
 from tilewright.measure import timers
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import bound
@@ -28,10 +26,10 @@ class TiledView(NamedTuple):
 Argument = Union[ArrayView, TiledView, int, float]  # arrays that are no tiles are pointers to their first element
 
 
-def tile_type(block: tuple[int, ...], dtype: tl.dtype) -> TensorType:
-    """The type of a parameter that moves tiles."""
-    assert isinstance(dtype.element, DType)
-    return scalar(TensorMapType(block, dtype.element))
+def tiled_views(parameters: Parameters, *found: ArrayView, rounded: Container[str] = ()) -> list[TiledView]:
+    """The arrays that a kernel's first parameters move in tiles; those `rounded`, by name, become tf32 on their way."""
+    tiled = zip(found, parameters.tiled.items(), strict=True)
+    return [TiledView(each, block, name in rounded) for each, (name, (block, _)) in tiled]
 
 
 def pointer_types(arguments: Sequence[Argument]) -> tuple[str, ...]:

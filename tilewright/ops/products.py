@@ -22,7 +22,7 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul.hopper.choice import unsupported
-from tilewright.library.matmul.hopper.config import MatmulConfig
+from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS, MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import RankedConfig, close
 from tilewright.library.matmul.problem import MatmulProblem
@@ -31,7 +31,7 @@ from tilewright.measure.choosing import Choice
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.choosing import Alternatives, TrialCalls, described
-from tilewright.ops.launches import Argument, TiledView, bound_launch, launch_on_any_stream, pointer_types, tile_type
+from tilewright.ops.launches import Argument, bound_launch, launch_on_any_stream, pointer_types, tiled_views
 from tilewright.ops.product_graphs import prepare_strided
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
@@ -391,28 +391,22 @@ class MatmulPlan:
     def compiled(self, config: MatmulConfig) -> Any:
         """The kernel of a config, for the GPU of the plan."""
         if config not in self._kernels:
-            types = kernel_types(config, self.problem.operands)
+            types = MATMUL_PARAMETERS.types(config, self.problem.operands)
             facts = kernel_facts(self.problem)
             self._kernels[config] = hopper_matmul.compile(types, {"CONFIG": config}, facts, target=self.target)
         return self._kernels[config]
 
     def _grid(self, config: MatmulConfig) -> tuple[int, int, int]:
-        problem = self.problem
-        grid = config.grid(problem.rows, problem.columns, problem.batches, self.machine.processors)
-        if config.cluster == 1 or config.single:
-            return grid
-        return (min(grid[0], self.machine.slots(config.cluster)), 1, 1)  # those that are resident at once
+        problem, slots = self.problem, self.machine.slots(config.cluster)
+        return config.grid(problem.rows, problem.columns, problem.batches, slots)
 
     def _arguments(self, config: MatmulConfig, operands: Operands) -> list[Argument]:
         """What a launch is given."""
         problem = self.problem
         left, right, out = _map_views(config, operands)
         rounded = problem.input == dtypes.float32
-        return [
-            TiledView(left, "left_block", rounded), TiledView(right, "right_block", rounded),
-            TiledView(out, "out_block"), TiledView(out, "tail_block"), problem.rows, problem.columns, problem.depth,
-            problem.batches, *operands.extra,
-        ]  # fmt: skip
+        tiled = tiled_views(MATMUL_PARAMETERS, left, right, out, out, rounded=("a", "b") if rounded else ())
+        return [*tiled, problem.rows, problem.columns, problem.depth, problem.batches, *operands.extra]
 
     def _start(self, config: MatmulConfig) -> Any:
         return self.compiled(config).start(self.ordinal)
@@ -443,17 +437,6 @@ class MatmulPlan:
                 self.problem, operands.parts, given, *numbers, operands.views, place, timed
             )
         self._strided[key].run(given, operands.out)
-
-
-def kernel_types(config: MatmulConfig, operands: tuple[str, ...]) -> dict[str, Any]:
-    """Types of the Hopper kernel's parameters for a config, and for the types of the epilogue's operands."""
-    types: dict[str, Any] = {
-        "a": tile_type(config.left_block, config.INPUT),
-        "b": tile_type(config.right_block, config.RIGHT or config.INPUT),
-        "c": tile_type(config.out_block, config.OUTPUT), "c_tail": tile_type(config.tail_block, config.OUTPUT),
-        **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
-    }  # fmt: skip
-    return {**types, "extra": operands} if operands else types
 
 
 def kernel_facts(problem: MatmulProblem) -> dict[str, Parameter]:

@@ -12,7 +12,7 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.views import StridedView
 from tilewright.library.attention.hopper import kernel as hopper
 from tilewright.library.attention.hopper.choice import WARPGROUP_QUERIES, attention_configs, seconds_of
-from tilewright.library.attention.hopper.config import AttentionConfig
+from tilewright.library.attention.hopper.config import ATTENTION_PARAMETERS, AttentionConfig
 from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
 from tilewright.library.attention.slots import attention_slots
 from tilewright.library.attention.strided import Strided, strided_operands
@@ -152,20 +152,20 @@ def hopper_call(
     sizes = (batches, parts, group, queries, share, config.BM, config.BN, row_bytes, int(config.CAUSAL), processors)
     schedule = Table("attention", sizes)
     scale = float(anchor.attributes["scale"])
-    out = StridedView((batches, parts, queries, size), strided.out_strides)
+    values = {**strided.sources, "out": strided.out}
+    views = {**strided.views, "out": StridedView((batches, parts, queries, size), strided.out_strides)}
     operands: dict[str, Operand] = {
-        name: tiled(strided.sources[name], strided.views[name], config.query_block if name == "q" else config.key_block)
-        for name in ("q", "k", "v")
+        name: tiled(values[name], views[name], ATTENTION_PARAMETERS.block(config, name))
+        for name in ATTENTION_PARAMETERS.tiled
     }
     operands |= {
-        "out": tiled(strided.out, out, config.query_block), "lse": schedule if sums is None else sums,
+        "lse": schedule if sums is None else sums,
         "lengths": strided.lengths or schedule, "schedule": schedule,
         "tiles_per_cta": Table("attention", sizes, columns=True),
         "queries": queries, "keys": keys, "heads": parts, "group": group, "window": anchor.attributes["window"],
         "scale": scale * math.log2(math.e),
     }  # fmt: skip
-    types = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
-    types["scale"] = "f32"
+    types = ATTENTION_PARAMETERS.numbers
     if strided.bias is not None:
         operands |= {"extra_0": strided.bias, "extra_4": 1 / scale}
         operands |= {f"extra_{number + 1}": stride for number, stride in enumerate(strided.bias_strides[:3])}

@@ -10,7 +10,7 @@ import numpy as np
 import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.library.epilogue import identity
-from tilewright.library.hopper import SHARED_BYTES, checked, swizzle_of
+from tilewright.library.hopper import SHARED_BYTES, Parameters, checked, swizzle_of
 from tilewright.runtime import tables
 
 
@@ -157,3 +157,11 @@ def attention_schedule(
     return tables.attention_schedule(
         batches, heads, group, queries, keys, config.BM, config.BN, row_bytes, config.CAUSAL, processors
     )
+
+
+ATTENTION_PARAMETERS = Parameters(
+    {"q": ("query_block", "TYPE"), "k": ("key_block", "TYPE"), "v": ("key_block", "TYPE"),
+     "out": ("query_block", "stored")},
+    {"lse": "*f32", "lengths": "*k i32", "schedule": "*k i32",
+     **dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32"), "scale": "f32"},
+)  # fmt: skip

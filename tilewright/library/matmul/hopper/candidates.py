@@ -24,7 +24,7 @@ from tilewright.library.epilogue import Epilogue
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.matmul.hopper import kernel as hopper
 from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_configs, dependent, finished
-from tilewright.library.matmul.hopper.config import MatmulConfig
+from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS, MatmulConfig
 from tilewright.library.matmul.problem import GraphProduct, MatmulProblem
 from tilewright.library.packing import halves_recipe, order_recipe
 from tilewright.library.slots import Slots
@@ -181,51 +181,58 @@ def _call(found: _Product, config: MatmulConfig, condition: tuple[Size, int] | N
     rows, columns, depth, slots = found.problem.rows, found.columns, found.depth, found.slots
     config = config._replace(**slots.epilogue.fields)
     config = dependent(config, target.machine()) if found.ready else config
-    stored = columns // 2 if slots.gate is not None else columns
-    out = ((rows, stored), simplify(lift(rows) * stored))
+    matrices = _matrices(found)
     operands: dict[str, Operand] = {
-        **_operands(found, config),
-        "c": _tiled(found, slots.stored, *out, config.out_block),
-        "c_tail": _tiled(found, slots.stored, *out, config.tail_block),
-        "M": rows, "N": columns, "K": depth, "batches": found.problem.batches,
-    }  # fmt: skip
-    types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
+        name: matrices[name].tiled(found.problem.batches, MATMUL_PARAMETERS.block(config, name))
+        for name in MATMUL_PARAMETERS.tiled
+    }
+    operands |= {"M": rows, "N": columns, "K": depth, "batches": found.problem.batches}
+    types = MATMUL_PARAMETERS.numbers
     bind_extra(slots.extra, operands, types)
-    grid = (_grid(config, rows, columns, found.problem.batches, target.machine().processors), 1, 1)
+    grid = (_grid(config, rows, columns, found.problem.batches, target.machine().slots(config.cluster)), 1, 1)
     return KernelCall(hopper.matmul, operands, types, {"CONFIG": config}, grid, condition)
 
 
-def _operands(found: _Product, config: MatmulConfig) -> dict[str, Operand]:
-    """What a config multiplies."""
-    problem, depth, columns = found.problem, found.depth, found.columns
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix, or one for each batch, `step` elements apart; `rounded` to tf32 on its way."""
+
+    value: Value | PackedConstant
+    extents: tuple[Size, Size]
+    step: Size
+    rounded: bool = False
+
+    def tiled(self, batches: Size, block: tuple[int, ...]) -> TiledOperand:
+        """The operand of a kernel that moves tiles of `block`."""
+        shape, strides = self.extents, (self.extents[1], 1)
+        if batches == 1:
+            return TiledOperand(self.value, shape, strides, block, rounded=self.rounded)
+        return TiledOperand(self.value, (batches, *shape), (self.step, *strides), block, rounded=self.rounded)
+
+
+def _matrices(found: _Product) -> dict[str, _Matrix]:
+    """What the kernel multiplies and stores, by the names of its parameters."""
+    problem, rows, columns, depth = found.problem, found.problem.rows, found.columns, found.depth
     assert isinstance(problem.b, (Value, PackedConstant))
     rounded = problem.a.dtype == float32
-    left = (depth, problem.rows) if problem.left_transposed else (problem.rows, depth)
+    left = (depth, rows) if problem.left_transposed else (rows, depth)
     right = (depth, columns) if problem.right_transposed else (columns, depth)
+    stored = columns // 2 if found.slots.gate is not None else columns
+    out = _Matrix(found.slots.stored, (rows, stored), simplify(lift(rows) * stored))
     return {
-        "a": _tiled(found, problem.a, left, problem.a_batch[1], config.left_block, rounded),
-        "b": _tiled(found, problem.b, right, problem.b_batch[1], config.right_block, rounded),
-    }
+        "a": _Matrix(problem.a, left, problem.a_batch[1], rounded),
+        "b": _Matrix(problem.b, right, problem.b_batch[1], rounded), "c": out, "c_tail": out,
+    }  # fmt: skip
 
 
-def _tiled(
-    found: _Product, value: Value | PackedConstant, extents: tuple[Size, Size], step: Size, block: tuple[int, ...],
-    rounded: bool = False,
-) -> TiledOperand:  # fmt: skip
-    """A matrix, or one for each batch, `step` elements apart."""
-    if found.problem.batches == 1:
-        return TiledOperand(value, extents, (extents[1], 1), block, rounded=rounded)
-    return TiledOperand(value, (found.problem.batches, *extents), (step, extents[1], 1), block, rounded=rounded)
-
-
-def _grid(config: MatmulConfig, rows: Size, columns: int, batches: Size, processors: int) -> Size:
+def _grid(config: MatmulConfig, rows: Size, columns: int, batches: Size, slots: int) -> Size:
     """CTAs of a launch, as `MatmulConfig.grid`, for rows and batches that may be known only at run time."""
     if isinstance(rows, int) and isinstance(batches, int):
-        return config.grid(rows, columns, batches, processors)[0]
+        return config.grid(rows, columns, batches, slots)[0]
     tiles = lift(ceil_divide(rows, config.BM * config.SHARE_B)) * -(-columns // (config.BN * config.SHARE_A)) * batches
-    if config.SPLIT > 1 or config.SINGLE:
+    if config.single:
         return simplify(tiles * config.cluster)
-    return simplify(lift(minimum(simplify(tiles), processors // config.cluster)) * config.cluster)
+    return simplify(lift(minimum(simplify(tiles), slots // config.cluster)) * config.cluster)
 
 
 def _configs(

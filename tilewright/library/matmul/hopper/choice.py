@@ -185,8 +185,8 @@ def buildable(config: MatmulConfig, problem: MatmulProblem, machine: Machine) ->
     if config.rows // 64 * config.BN // 2 > (208 if config.PING_PONG else 128):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
-    ctas = config.grid(problem.rows, problem.columns, problem.batches, machine.processors)[0]
-    if config.SPLIT > 1 and ctas > machine.slots(config.cluster):
+    slots = machine.slots(config.cluster)
+    if config.SPLIT > 1 and config.grid(problem.rows, problem.columns, problem.batches, slots)[0] > slots:
         return False  # the depth is split where there are too few tiles, not to have more waves
     many = config.BK * config.INPUT.itemsize == ATOM or config.STAGES >= 4
     return (

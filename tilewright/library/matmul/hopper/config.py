@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
-from tilewright.library.hopper import ATOM, REGISTERS, SHARED_BYTES, checked, swizzle_of
+from tilewright.library.hopper import ATOM, REGISTERS, SHARED_BYTES, Parameters, checked, swizzle_of
 
 
 class MatmulConfig(NamedTuple):
@@ -361,9 +361,16 @@ class MatmulConfig(NamedTuple):
         ]
         return checked(self, rules)
 
-    def grid(self, rows: int, columns: int, batches: int, processors: int) -> tuple[int, int, int]:
-        """CTAs to launch: as many clusters as fit the processors, or the tiles if they are fewer."""
+    def grid(self, rows: int, columns: int, batches: int, slots: int) -> tuple[int, int, int]:
+        """CTAs to launch: as many clusters as run at once, with so many CTAs, or the tiles if they are fewer."""
         tiles = -(-rows // (self.BM * self.SHARE_B)) * -(-columns // (self.BN * self.SHARE_A)) * batches
         if self.single:
             return (tiles * self.cluster, 1, 1)
-        return (min(tiles, processors // self.cluster) * self.cluster, 1, 1)
+        return (min(tiles, slots // self.cluster) * self.cluster, 1, 1)
+
+
+MATMUL_PARAMETERS = Parameters(
+    {"a": ("left_block", "INPUT"), "b": ("right_block", "right_type"), "c": ("out_block", "OUTPUT"),
+     "c_tail": ("tail_block", "OUTPUT")},
+    dict.fromkeys(("M", "N", "K", "batches"), "i32"),
+)  # fmt: skip

@@ -20,7 +20,12 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import Cost, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.hopper import REGISTERS, RESERVED_BYTES, SHARED_BYTES, THREADS, is_possible
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, DequantizedConfig
+from tilewright.library.matmul.hopper.dequantized_config import (
+    COLUMNS,
+    DEQUANTIZED_PARAMETERS,
+    PACKED_LINE,
+    DequantizedConfig,
+)
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.library.packing import fragments_recipe, panels_recipe
@@ -113,7 +118,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
             config = config._replace(DEPENDENT=True)
             operands = _operands(config, x, w, scale, zero, rows, columns, depth)
             operands["out"] = slots.stored
-            types = dict.fromkeys(("M", "N", "K"), "i32")
+            types = DEQUANTIZED_PARAMETERS.numbers
             bind_extra(slots.extra, operands, types)
             condition = None if at_most is None else (rows, at_most)
             across, _, _ = config.grid(1, columns)
@@ -143,18 +148,18 @@ def _operands(
     lines = -(-depth // config.unit) * config.unit_lines
     panels = panels_recipe(COLUMNS, True)
 
-    def in_panels(value: Value) -> Operand:
-        strides = (groups * COLUMNS, COLUMNS, 1)
-        return TiledOperand(PackedConstant(value, panels), (blocks, groups, COLUMNS), strides, config.scales_block)
-
-    codes = PackedConstant(w, fragments_recipe(w.dtype))
-    return {
-        "x": TiledOperand(x, (rows, depth), (depth, 1), config.x_block),
-        "w": TiledOperand(codes, (blocks, lines, PACKED_LINE), (lines * PACKED_LINE, PACKED_LINE, 1),
-                          config.codes_block),
-        "scales": in_panels(scale), "zeros": in_panels(scale if zero is None else zero),
-        "M": rows, "N": columns, "K": depth,
+    in_panels = ((blocks, groups, COLUMNS), (groups * COLUMNS, COLUMNS, 1))
+    tiled: dict[str, tuple[Any, tuple[Size, ...], tuple[Size, ...]]] = {
+        "x": (x, (rows, depth), (depth, 1)),
+        "w": (PackedConstant(w, fragments_recipe(w.dtype)), (blocks, lines, PACKED_LINE),
+              (lines * PACKED_LINE, PACKED_LINE, 1)),
+        "scales": (PackedConstant(scale, panels), *in_panels),
+        "zeros": (PackedConstant(scale if zero is None else zero, panels), *in_panels),
     }  # fmt: skip
+    operands: dict[str, Operand] = {
+        name: TiledOperand(*each, DEQUANTIZED_PARAMETERS.block(config, name)) for name, each in tiled.items()
+    }
+    return operands | {"M": rows, "N": columns, "K": depth}
 
 
 # Configs -------------------------------------------------------------------------------------------------------------

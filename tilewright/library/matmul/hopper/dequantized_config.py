@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
-from tilewright.library.hopper import SHARED_BYTES, checked
+from tilewright.library.hopper import SHARED_BYTES, Parameters, checked
 
 COLUMNS = 64  # of the result, whose weights a warpgroup multiplies at once
 PACKED_LINE = 256  # elements of a line of packed weights: words of integers, 8-bit floats
@@ -42,6 +42,11 @@ class DequantizedConfig(NamedTuple):
     BATCHED: bool = False  # never: what the epilogue of the other Hopper products asks
     DEPENDENT: bool = False  # weights may be read before the kernels in front of this one have ended
     EPILOGUE: Any = identity
+
+    @property
+    def zeros_type(self) -> Any:
+        """The element type of zero points; the scales stand for what is not there."""
+        return tl.uint8 if self.ZEROS else self.SCALE
 
     @property
     def unit(self) -> int:
@@ -213,3 +218,10 @@ class DequantizedConfig(NamedTuple):
     def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
         """CTAs to launch."""
         return -(-columns // (COLUMNS * self.CONSUMERS)) * self.SPLIT, -(-rows // self.BATCH), 1
+
+
+DEQUANTIZED_PARAMETERS = Parameters(
+    {"x": ("x_block", "TYPE"), "w": ("codes_block", "CODES"), "scales": ("scales_block", "SCALE"),
+     "zeros": ("scales_block", "zeros_type")},
+    {"out": "*{0.OUTPUT.element}", **dict.fromkeys(("M", "N", "K"), "i32")},
+)  # fmt: skip
