@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.library.attention.hopper.paged import FewConfig, chunk_call, chunk_config, paged_calls, paged_config
+from tilewright.library.attention.hopper.paged import chunk_call, chunk_config, paged_calls, paged_config
+from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.library.attention.paged import scales_of
 from tilewright.library.attention.paged_simt_kernel import combine_paged_parts, paged_blocks, paged_parts
 from tilewright.library.attention.problem import SMALLEST
@@ -51,7 +52,7 @@ def gpu_paged_attention(group: Group, graph: Graph, target: Target) -> list[Cand
 
 
 def _hopper_candidate(
-    few: FewConfig, operands: dict[str, Value], constants: dict[str, Any], target: Target
+    few: PagedConfig, operands: dict[str, Value], constants: dict[str, Any], target: Target
 ) -> Candidate:
     """Two launches.  Chunks come first: where there are none their launch ends while the next one asks for its keys."""
     many = chunk_config(few)

@@ -16,9 +16,14 @@ def few_query_bytes(config: Any) -> int:
     """Shared memory of a CTA that takes all queries at once."""
     loaded = (config.ROWS + config.tiles * config.BN) * config.D * config.TYPE.itemsize
     weights = 2 * config.ROWS * config.BN * config.TYPE.itemsize
+    return int(loaded + weights) + gathered_bytes(config)
+
+
+def gathered_bytes(config: Any) -> int:
+    """Shared memory of such a CTA for results, barriers, and what reductions pass between warps."""
     parts = 4 * config.ROWS * (config.D + 2) if config.SPLITS > 1 else 0
     stored = 2 * config.ROWS * config.D // config.SPLITS  # half of a CTA's results at a time, as they lie in memory
-    return int(loaded + weights + parts + stored + 4096)  # barriers, and what reductions pass between warps
+    return int(parts + stored + 4096)
 
 
 def few_query_rules(config: Any) -> list[tuple[bool, str]]:

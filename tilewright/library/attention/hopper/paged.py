@@ -14,7 +14,6 @@ from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS
 from tilewright.library.attention.hopper.paged_chunks_kernel import paged_chunks
 from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.library.attention.hopper.paged_kernel import paged_tokens
-from tilewright.library.attention.hopper.paged_narrow import NarrowPagedConfig
 from tilewright.library.attention.hopper.paged_narrow_kernel import paged_narrow_tokens
 from tilewright.library.candidate import KernelCall, Operand, TiledOperand
 from tilewright.library.generated.generate import next_power_of_2
@@ -22,7 +21,6 @@ from tilewright.library.hopper import is_possible
 from tilewright.symbolic import Size, lift, minimum, simplify, upper_bound
 from tilewright.targets.base import Target
 
-FewConfig = PagedConfig | NarrowPagedConfig
 _LONG_PART = 2048  # keys from which on a sequence may hold up the others
 _CHUNK_KEYS = {64: 96, 128: 80}  # of a block, by the width of heads
 # Four CTAs have room on a processor, for many sequences: 64 and 128 of 1,024 keys take 73 and 138 us instead of 77 and
@@ -32,28 +30,27 @@ _FOUR_CTAS_REGISTERS = 96  # of a thread
 _MOST_SEQUENCES = 4096  # whose starts a CTA looks at together
 
 
-def paged_config(constants: Mapping[str, Any], operands: Mapping[str, Value], graph: Graph) -> FewConfig | None:
+def paged_config(constants: Mapping[str, Any], operands: Mapping[str, Value], graph: Graph) -> PagedConfig | None:
     """The config without its parts; None where the kernel cannot compute the op."""
     if constants["HEAD"] != constants["VALUE_HEAD"] or operands["q"].dtype.itemsize != 2:
         return None
     if upper_bound(operands["lengths"].shape[0]) > _MOST_SEQUENCES:
         return None
     indices = (operands["tables"], operands["starts"], operands["lengths"])
-    common = {
+    common: dict[str, Any] = {
         "D": constants["HEAD"], "ROWS": constants["ROWS"], "GROUP": constants["HEADS"] // constants["KEY_HEADS"],
         "PAGE": constants["PAGE"], "WINDOW": constants["WINDOW"], "SOFTCAP": constants["SOFTCAP"],
         "EARLY": all(value in graph.inputs and value not in graph.mutations for value in indices),
         "TYPE": tl.dtype(operands["q"].dtype),
     }  # fmt: skip
-    pool = operands["keys"].dtype
-    config: FewConfig = PagedConfig(**common)
-    if pool != operands["q"].dtype:
-        config = NarrowPagedConfig(**common, POOL=tl.dtype(pool), SCALED="scales_0" in operands)
+    if (pool := operands["keys"].dtype) != operands["q"].dtype:
+        common |= {"POOL": tl.dtype(pool), "SCALED": "scales_0" in operands}
+    config = PagedConfig(**common)
     return config if all(is_possible(config._replace(SPLITS=splits)) for splits in (1, CLUSTER_CTAS)) else None
 
 
 def paged_calls(
-    config: FewConfig, operands: Mapping[str, Value], constants: Mapping[str, Any], target: Target
+    config: PagedConfig, operands: Mapping[str, Value], constants: Mapping[str, Any], target: Target
 ) -> tuple[KernelCall, ...]:
     """The launches, each with the sizes that it is for, of which the first that applies is run."""
     sequences, columns = operands["lengths"].shape[0], operands["tables"].shape[1]
@@ -68,7 +65,7 @@ def paged_calls(
             calls.append(_call(config._replace(SPLITS=long.pop(0)[0]), operands, constants, condition))
         last = None if end is None else (sequences, end)
         calls.append(_call(config._replace(SPLITS=splits), operands, constants, last))
-    if isinstance(config, PagedConfig) and (config.D, config.ROWS, config.SOFTCAP) == (128, 16, 0.0):
+    if (config.D, config.ROWS, config.SOFTCAP, config.POOL) == (128, 16, 0.0, None):
         # Where three CTAs on a processor take all sequences, each has more under way.
         calls[-1] = replace(calls[-1], condition=(sequences, 3 * processors // key_heads))
         four = _call(config._replace(TILES=_FOUR_CTAS_TILES, WEIGHTS=1), operands, constants, None)
@@ -87,7 +84,7 @@ def _ranges(key_heads: int, processors: int) -> list[tuple[int, int | None]]:
 
 
 def _call(
-    config: FewConfig, operands: Mapping[str, Value], constants: Mapping[str, Any],
+    config: PagedConfig, operands: Mapping[str, Value], constants: Mapping[str, Any],
     condition: tuple[Size, int] | None,
 ) -> KernelCall:  # fmt: skip
     key_heads, slots = constants["KEY_HEADS"], operands["keys"].shape[0]
@@ -104,13 +101,13 @@ def _call(
     }  # fmt: skip
     types = {**dict.fromkeys(("tokens", "slots", "columns"), "i64"), "heads": "i32", "key_heads": "i32", "scale": "f32"}
     grid = (simplify(lift(operands["lengths"].shape[0]) * key_heads * config.SPLITS), 1, 1)
-    kernel = paged_tokens if isinstance(config, PagedConfig) else paged_narrow_tokens
+    kernel = paged_tokens if config.POOL is None else paged_narrow_tokens
     return KernelCall(kernel, given, types, {"CONFIG": config}, grid, condition)
 
 
-def chunk_config(few: FewConfig) -> AttentionConfig | None:
+def chunk_config(few: PagedConfig) -> AttentionConfig | None:
     """The config for chunks of prompts, next to that for few new tokens; None where the kernel has none."""
-    if isinstance(few, NarrowPagedConfig) or few.D not in _CHUNK_KEYS or few.WINDOW or few.SOFTCAP:
+    if few.POOL is not None or few.D not in _CHUNK_KEYS or few.WINDOW or few.SOFTCAP:
         return None
     config = AttentionConfig(D=few.D, BN=_CHUNK_KEYS[few.D], CONSUMERS=3, CAUSAL=True, FLAT=False, TYPE=few.TYPE,
                          PAGE=few.PAGE)  # fmt: skip
@@ -119,7 +116,7 @@ def chunk_config(few: FewConfig) -> AttentionConfig | None:
 
 def chunk_call(
     config: AttentionConfig,
-    few: FewConfig,
+    few: PagedConfig,
     operands: Mapping[str, Value],
     constants: Mapping[str, Any],
     target: Target,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
-from tilewright.library.attention.hopper.decoding_config import few_query_bytes, few_query_rules
+from tilewright.library.attention.hopper.decoding_config import few_query_bytes, few_query_rules, gathered_bytes
 from tilewright.library.hopper import checked
 
 LEAST_PAGE = 8  # tokens: rows that a copy into a tile has at least
@@ -18,6 +18,10 @@ class PagedConfig(NamedTuple):
     Keys are the rows of the products; the new tokens of a sequence, `GROUP` query heads each, their `ROWS` columns.
     `BN` keys make a block, which comes page by page; `TILES` blocks of keys or values are under way at once, and
     there is room for the exponentials of `WEIGHTS` blocks.
+
+    Keys and values of 8 bits (`POOL`) are widened to `TYPE` on their way to the products: `stages` blocks of each are
+    under way at once as they lie, and one of each is there widened.  With `SCALED` they have a scale for each token and
+    head.
     """
 
     D: int = 128
@@ -32,6 +36,8 @@ class PagedConfig(NamedTuple):
     SOFTCAP: float = 0.0
     EARLY: bool = False  # tables, starts and lengths are read before the kernels in front have ended
     TYPE: Any = tl.bfloat16
+    POOL: Any = None  # what pages hold, where it is not `TYPE`
+    SCALED: bool = False
 
     @property
     def box(self) -> int:
@@ -49,6 +55,11 @@ class PagedConfig(NamedTuple):
         return self.TILES
 
     @property
+    def stages(self) -> int:
+        """Blocks of keys, and of values, that are under way at once."""
+        return self.TILES // 2
+
+    @property
     def columns(self) -> int:
         """Columns of the results that a CTA of the cluster puts together."""
         return self.D // self.SPLITS
@@ -56,7 +67,11 @@ class PagedConfig(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        return few_query_bytes(self)
+        if self.POOL is None:
+            return few_query_bytes(self)
+        loaded = 2 * self.stages * self.BN * self.D * self.POOL.itemsize
+        widened = (2 * self.BN + self.ROWS) * self.D * self.TYPE.itemsize + self.ROWS * self.BN * self.TYPE.itemsize
+        return int(loaded + widened) + gathered_bytes(self)
 
     def check(self) -> PagedConfig:
         """The config itself; raises `LaunchError` with the reason when it cannot be built."""
@@ -65,6 +80,7 @@ class PagedConfig(NamedTuple):
             *few_query_rules(self),
             (self.BN in (64, 128), "BN is 64 or 128"),
             (self.WEIGHTS in (1, 2), "there is room for the exponentials of one or two blocks"),
+            (self.POOL is None or self.POOL.itemsize == 1, "pages hold what queries are, or 8 bits"),
             (self.GROUP <= self.ROWS, "there is room for one token"),
             (self.PAGE >= LEAST_PAGE and whole, "blocks are whole pages, or pages whole blocks"),
         ]

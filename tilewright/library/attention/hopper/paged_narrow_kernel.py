@@ -43,7 +43,7 @@ class NarrowMemory:
 @tilewright.jit
 def load_narrow(source, ring, tiles, step, part, CONFIG: tl.constexpr):
     """Start loading a block of keys or values into the ring, once its stage is empty."""
-    position = tx.ring_at(step, CONFIG.STAGES)
+    position = tx.ring_at(step, CONFIG.stages)
     slots = slots_of(part, step, CONFIG)
     ring.empty[position.stage].wait(1 - position.parity)
     tile = tiles[position.stage]
@@ -103,14 +103,20 @@ def widen(narrow, wide, keys_left, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def narrow_scores(memory, part, step, scale, key_scale, CONFIG: tl.constexpr):
-    """The scores of a block, [keys, queries]."""
-    position = tx.ring_at(step, CONFIG.STAGES)
-    memory.key_ring.wait_full(position)
-    widen(memory.keys[position.stage], memory.wide_keys, part.keys - step * CONFIG.BN, CONFIG)
+def wait_and_widen(ring, tiles, wide, part, step, CONFIG: tl.constexpr):
+    """Wait for a block and widen it, for all warps; its stage is free then."""
+    position = tx.ring_at(step, CONFIG.stages)
+    ring.wait_full(position)
+    widen(tiles[position.stage], wide, part.keys - step * CONFIG.BN, CONFIG)
     tx.fence_async()
     tx.group_sync()
-    memory.key_ring.release(position)
+    ring.release(position)
+
+
+@tilewright.jit
+def narrow_scores(memory, part, step, scale, key_scale, CONFIG: tl.constexpr):
+    """The scores of a block, [keys, queries]."""
+    wait_and_widen(memory.key_ring, memory.keys, memory.wide_keys, part, step, CONFIG)
     scores = tx.wgmma_wait(tx.wgmma(memory.wide_keys, memory.queries.T))
     if CONFIG.SCALED:
         scores = scores * key_scale
@@ -138,12 +144,7 @@ def walk_narrow(memory, part, scale, scales, key_heads, CONFIG: tl.constexpr):
         powers = tl.exp2(tl.fma(scores, scale, (RAISED - scale * greatest)[None, :]))
         factor = tl.exp2((maximum - greatest) * scale)[None, :]
         memory.weights.store(tl.trans(powers * value_scale))
-        position = tx.ring_at(step, CONFIG.STAGES)
-        memory.value_ring.wait_full(position)
-        widen(memory.values[position.stage], memory.wide_values, part.keys - step * CONFIG.BN, CONFIG)
-        tx.fence_async()
-        tx.group_sync()
-        memory.value_ring.release(position)
+        wait_and_widen(memory.value_ring, memory.values, memory.wide_values, part, step, CONFIG)
         pending = tx.wgmma(memory.wide_values.T, memory.weights.T, out * factor)
         sums = tl.fma(sums, factor, powers)
         maximum = greatest
@@ -171,15 +172,15 @@ def paged_narrow_tokens(q, k: tx.tensor_map, v: tx.tensor_map, tables, starts, l
         tx.cluster((CONFIG.SPLITS,))
     narrow: tl.constexpr = swizzle_of(CONFIG.D * CONFIG.POOL.itemsize)
     wide: tl.constexpr = swizzle_of(CONFIG.D * CONFIG.TYPE.itemsize)
-    keys = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.POOL, swizzle=narrow)
-    values = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.POOL, swizzle=narrow)
+    keys = tx.shared((CONFIG.stages, CONFIG.BN, CONFIG.D), CONFIG.POOL, swizzle=narrow)
+    values = tx.shared((CONFIG.stages, CONFIG.BN, CONFIG.D), CONFIG.POOL, swizzle=narrow)
     wide_keys = tx.shared((CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=wide)
     wide_values = tx.shared((CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=wide)
     queries = tx.shared((CONFIG.ROWS, CONFIG.D), CONFIG.TYPE, swizzle=wide)
     weights = tx.shared((CONFIG.ROWS, CONFIG.BN), CONFIG.TYPE, swizzle=swizzle_of(CONFIG.BN * CONFIG.TYPE.itemsize))
     results, maxima, sums = divided_results(queries, CONFIG)
     memory = NarrowMemory(queries, keys, values, wide_keys, wide_values, weights, results, maxima, sums,
-                          tx.make_ring(CONFIG.STAGES, 4), tx.make_ring(CONFIG.STAGES, 4))  # fmt: skip
+                          tx.make_ring(CONFIG.stages, 4), tx.make_ring(CONFIG.stages, 4))  # fmt: skip
     tx.grid_launch_dependents()
     if not CONFIG.EARLY:
         tx.grid_wait()
