@@ -52,6 +52,41 @@ def test_elementwise_chain_has_whole_vectors_and_one_masked_tail():
     assert not re.search(r"load float|store float", text)
 
 
+def rotated(rows: int = 32, columns: int = 64):
+    """Rows by a mask that is no prefix, and columns by one that ends them."""
+
+    @tilewright.jit
+    def rotate(x, table, out, first, steps, width, R: tl.constexpr, C: tl.constexpr):
+        r, c = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, C)
+        present = (r < steps) & (r + first >= 0) & (r + first < steps)
+        mask = present[:, None] & (c < width)[None, :]
+        place = r[:, None] * (2 * C) + c[None, :]
+        angle = tl.load(table + (r + first)[:, None] * C + c[None, :], mask=mask, other=1.0)
+        left = tl.load(x + place, mask=mask, other=0.0)
+        right = tl.load(x + place + C, mask=mask, other=0.0)
+        tl.store(out + place, left * angle - right, mask=mask)
+        tl.store(out + place + C, left + right * angle, mask=mask)
+
+    types = {"x": "*f32", "table": "*f32", "out": "*f32", "first": "i32", "steps": "i32", "width": "i32"}
+    return traced(rotate, types, {"R": rows, "C": columns}, ("x", "table", "out"))
+
+
+def test_rows_by_a_mask_of_their_own_are_skipped_or_whole():
+    text = instance(lowered(rotated(), SERVER))
+    assert "row.then" in text
+    whole = [part for part in text.split("loop.body") if "load <32 x float>" in part]
+    assert whole and all("masked" not in part for part in whole)
+
+
+@pytest.mark.parametrize("first", [-70, -9, 0, 13, 90])
+@pytest.mark.parametrize("width", [1, 40, 64])
+def test_rows_that_a_mask_skips_are_neither_read_nor_written(first, width, rng):
+    steps = 75
+    x = rng.standard_normal((steps, 128)).astype(np.float32)
+    table = rng.standard_normal((steps, 64)).astype(np.float32)
+    check(rotated(), [x, table, np.full_like(x, 7), first, steps, width], (4,))
+
+
 def test_block_without_a_limit_has_no_mask():
     @tilewright.jit
     def double(x, N: tl.constexpr):

@@ -36,7 +36,7 @@ from tilewright.targets.llvm.conversions import memory_type, register_type
 
 @dataclass(frozen=True, eq=False)
 class ComparisonPhase:
-    """What is known of comparisons along an index: all true ("inside"), all false ("outside"), or `mask`.
+    """What is known of comparisons, or other masks, along an index: all true ("inside"), all false ("outside"), `mask`.
 
     `compares` gives for each comparison which of its axes the index must run along.
     """
@@ -210,16 +210,14 @@ class Evaluator:
         return known
 
     def _compute(self, value: SSAValue, indices: Indices) -> LLVMValue:
+        if value.type.element == dtypes.int1 and (assumed := self._assumed(value, indices)) is not None:
+            return assumed
         storage = self.storage.get(value)
         if storage is not None and value is not self.through:
             return self.read(storage, indices)
         operation = value.definition
         assert operation is not None, f"block argument {value} without a buffer"
         opcode = operation.opcode
-        if opcode == "compare":
-            assumed = self._assumed(value, indices)
-            if assumed is not None:
-                return assumed
         if opcode in ELEMENTWISE:
             return self._elementwise(operation, indices)
         if opcode in REARRANGING:
@@ -227,7 +225,7 @@ class Evaluator:
         return getattr(self, f"_{opcode}")(operation, value, indices)
 
     def _assumed(self, value: SSAValue, indices: Indices) -> LLVMValue | None:
-        """A comparison that the loop's phase decides."""
+        """A comparison, or another mask, that the loop's phase decides."""
         for axis, index in enumerate(indices):
             phase = index.phase
             if phase is None or phase.compares.get(value) != axis:

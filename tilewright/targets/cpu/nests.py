@@ -28,6 +28,7 @@ from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.reduce import ReductionLoop
 from tilewright.targets.cpu.report import KernelReport
+from tilewright.targets.cpu.row_masks import only_unmasked_rows
 from tilewright.targets.cpu.schedule import Cluster, KernelScheduler, Partitioner, Root
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
@@ -145,7 +146,17 @@ class NestEmitter:
         """Loops over the remaining positions `order`; the innermost one carries the accumulators."""
         if reduced is None and not order:
             self._point(roots, bound, [])
-            return
+        elif order == [vector]:
+            with only_unmasked_rows(self.evaluator, roots, bound) as inside:
+                self._loops(roots, inside, free, order, vector, reduced)
+        else:
+            self._loops(roots, bound, free, order, vector, reduced)
+
+    def _loops(
+        self, roots: list[Root], bound: Bound, free: dict[Root, list[int]], order: list[int],
+        vector: int | None, reduced: int | None,
+    ) -> None:  # fmt: skip
+        """The outermost loop of a nest, with the others inside."""
         position = order[0]
         axes = {root: free[root][position] for root in roots}
         extent = roots[0].domain[axes[roots[0]]]
