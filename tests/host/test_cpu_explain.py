@@ -187,6 +187,8 @@ def test_transposition_and_scans() -> None:
     found = notes(turned, types | {"n": "i32"}, {"BLOCK": 32})
     assert "read along axis 0 and written along axis 1: tiles of 16 x 16 are transposed" in of(found, "tl.store")
     found = notes(running, types, {"BLOCK": 32})
+    assert "scan: in vectors along axis 0" in of(found, "tl.store")
+    found = notes(running, types, {"BLOCK": 31})
     assert "scan: one combination after the other along axis 0" in of(found, "tl.store")
 
 

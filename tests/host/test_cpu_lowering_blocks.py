@@ -241,6 +241,67 @@ def test_scans(a, b, reverse):
     check(function, [draw((a, b)), np.zeros((a, b), np.float32)], tolerance=1e-5)
 
 
+@tilewright.jit
+def plus(a, b):
+    return a + b
+
+
+@tilewright.jit
+def times(a, b):
+    return a * b
+
+
+@tilewright.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@tilewright.jit
+def either(a, b):
+    return a | b
+
+
+@tilewright.jit
+def line_of(x, out, step, B: tl.constexpr, COMBINE: tl.constexpr, REVERSE: tl.constexpr):
+    place = tl.arange(0, B) * step
+    value = tl.load(x + place, mask=place % 5 != 3, other=1)
+    tl.store(out + tl.arange(0, B), tl.associative_scan(value, 0, COMBINE, reverse=REVERSE))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length,step", [(4, 1), (16, 3), (48, 1), (50, 1), (256, 2)])
+@pytest.mark.parametrize("kind", ["f32", "f64", "i32", "i16", "i64"])
+def test_scans_along_the_last_axis(kind, length, step, reverse):
+    """Vectors along the axis, in both directions: exact where the order of combinations cannot matter."""
+    kernels = [plus, times, larger] if kind.startswith("f") else [plus, times, larger, either]
+    for combine in kernels:
+        types = {"x": f"*{kind}", "out": f"*{kind}", "step": "i32"}
+        function = traced(line_of, types, {"B": length, "COMBINE": combine, "REVERSE": reverse})
+        dtype = {"f": "float", "i": "int"}[kind[0]] + kind[1:]
+        x = draw(length * step).astype(dtype) if kind[0] == "f" else (draw(length * step) * 1000).astype(dtype)
+        if combine is times and kind[0] == "f":
+            x = np.exp(x / 8).astype(dtype)
+        check(function, [x, np.zeros(length, dtype), step], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans_of_special_numbers(reverse):
+    x = np.full(64, -0.0, np.float32)
+    x[[7, 30]], x[40] = np.inf, np.nan
+    for combine in (plus, larger):
+        constants = {"B": 64, "COMBINE": combine, "REVERSE": reverse}
+        function = traced(line_of, {"x": "*f32", "out": "*f32", "step": "i32"}, constants)
+        check(function, [x, np.zeros(64, np.float32), 1])
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_scans_of_narrow_floats_round_every_sum_in_turn(length):
+    constants = {"B": length, "COMBINE": plus, "REVERSE": False}
+    function = traced(line_of, {"x": "*bf16", "out": "*bf16", "step": "i32"}, constants)
+    x = draw(length).astype(ml_dtypes.bfloat16)
+    check(function, [x, np.zeros_like(x), 1], tolerance=0)
+
+
 # Memory order --------------------------------------------------------------------------------------
 
 

@@ -1,17 +1,25 @@
 """Scans: sequential along their axis, vectorised along the last axis when that is another one.
 
-Every combination is rounded to its type, as the combine region says.
+Along the last axis sums, products, minima and so on are vectorised too: the elements of a vector are combined with
+those 1, 2, 4, … before them, then with what came before the vector.  Sums and products of float32 and float64 are
+rounded in that order.  Every combination is rounded to its type, as the combine region says, so those of narrower
+floats stay sequential.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import gcd
+
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
-from tilewright.targets.cpu.reduce import inline_region
+from tilewright.targets.cpu.reduce import inline_region, known_combination
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMValue
+
+_LEAST_LANES = 4  # of vectors along the scanned axis
 
 
 class ScanEmitter:
@@ -50,11 +58,15 @@ class ScanEmitter:
         builder = self.builder
         extent = operation.operands[0].type.shape[axis]
         reverse = bool(operation.attributes["reverse"])
+        inside = gcd(self.lanes, extent) if is_vectorised(operation) else 1
 
         def at(position: LLVMValue) -> Indices:
-            where = builder.subtract(builder.integer(extent - 1), position) if reverse else position
-            return (*indices[:axis], LaneIndex(where), *indices[axis + 1 :])
+            where = builder.subtract(builder.integer(extent - inside), position) if reverse else position
+            return (*indices[:axis], LaneIndex(where, inside), *indices[axis + 1 :])
 
+        if inside > 1:
+            self._vectors(operation, at, inside)
+            return
         lanes = max(index.lanes for index in indices)
         region = operation.regions[0]
         first = at(builder.integer(0))
@@ -70,6 +82,54 @@ class ScanEmitter:
                 self._write(operation, here, combined)
             loop.next(combined)
 
+    def _vectors(self, operation: Operation, at: Callable[[LLVMValue], Indices], lanes: int) -> None:
+        """Vectors along the axis: each is scanned by itself, and combined with the result before it."""
+        builder, region, (operand,) = self.builder, operation.regions[0], operation.operands
+        end = 0 if operation.attributes["reverse"] else lanes - 1  # the lane that has all of a vector
+        first = at(builder.integer(0))
+        value = self._scanned(operation, self.evaluator.vector(operand, first, lanes))
+        self._write(operation, first, [value])
+        extent, start = operand.type.shape[-1], [builder.extract(value, end)]
+        with builder.loop(builder.integer(lanes), builder.integer(extent), lanes, start) as loop:
+            with self.evaluator.scope(loop.guard, loop.index, *loop.values):
+                here = at(loop.index)
+                self.evaluator.know(here[-1].base)
+                value = self._scanned(operation, self.evaluator.vector(operand, here, lanes))
+                (before,) = loop.values
+                following = inline_region(self.evaluator, region, [before, builder.extract(value, end)])
+                value = inline_region(self.evaluator, region, [builder.splat(before, lanes), value])[0]
+                self._write(operation, here, [value])
+            loop.next(following)
+
+    def _scanned(self, operation: Operation, value: LLVMValue) -> LLVMValue:
+        """The scan of one vector."""
+        builder, lanes = self.builder, value.lanes
+        numbers, reverse = builder.lane_numbers(lanes, "i32"), bool(operation.attributes["reverse"])
+        distance = 1
+        while distance < lanes:
+            if reverse:
+                order = [min(lane + distance, lanes - 1) for lane in range(lanes)]
+                limit = builder.splat(builder.integer(lanes - distance, "i32"), lanes)
+                reached = builder.compare("slt", numbers, limit)
+            else:
+                order = [max(lane - distance, 0) for lane in range(lanes)]
+                reached = builder.compare("sge", numbers, builder.splat(builder.integer(distance, "i32"), lanes))
+            earlier = builder.shuffle(value, None, order)
+            (combined,) = inline_region(self.evaluator, operation.regions[0], [earlier, value])
+            value = builder.select(reached, combined, value)
+            distance *= 2
+        return value
+
     def _write(self, operation: Operation, indices: Indices, values: list[LLVMValue]) -> None:
         for result, value in zip(operation.results, values, strict=True):
             self.evaluator.write(self.storage[result], indices, value)
+
+
+def is_vectorised(operation: Operation) -> bool:
+    """Whether vectors run along the scanned axis: the last one, of elements that any order of combinations suits."""
+    value = operation.operands[0].type
+    known = known_combination(operation.regions[0]) if len(operation.operands) == 1 else None
+    if known is None or integer(operation, "axis") != value.rank - 1 or value.shape[-1] % _LEAST_LANES:
+        return False
+    exact = known not in ("add", "multiply") or value.dtype.is_integer
+    return (exact or value.dtype.bits >= 32) and not value.dtype.is_bool
