@@ -125,7 +125,7 @@ class FakeConfigs:
         monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
         monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, config, operands: self._runner(plan, config))
         monkeypatch.setattr(products.MatmulPlan, "_launch_of", lambda plan, config, operands: lambda stream: None)
-        monkeypatch.setattr(products.MatmulPlan, "_cold", lambda plan, operands: [operands] * 3)
+        monkeypatch.setattr(arrays, "cold", lambda weights, ordinal, l2_bytes: [weights] * 3)
         monkeypatch.setattr(arrays, "empty_like", lambda out: out)
         monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: self.capturing)
         monkeypatch.setattr(arrays, "stream_of", lambda views: 0)

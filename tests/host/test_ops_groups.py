@@ -460,3 +460,17 @@ def test_memory_for_timed_results_has_their_strides(driver: Any, place: str) -> 
         own = arrays.empty_like(found)
         assert own.address != found.address and (own.shape, own.strides) == (found.shape, found.strides)
         assert own.element == found.element and own.base.nbytes <= made.nbytes
+
+
+def test_cold_weights_are_copies_that_the_cache_does_not_hold(driver: Any, rng: np.random.Generator) -> None:
+    whole = rng.standard_normal((3, 40, 64)).astype(np.float16)
+    found = view(DeviceArray.from_numpy(whole, 0), "b")
+    for weights, size in ((found, 15360), (found.changed((3, 64, 40), (2560, 1, 64)), 15360),
+                          (found.changed((2, 40, 32), (2560, 64, 1)), 2 * (2560 + 39 * 64 + 32))):  # fmt: skip
+        cold = arrays.cold(weights, 0, 40000)
+        assert len(cold) == -(-80000 // size) and cold[0] is weights
+        assert len({each.address for each in cold}) == len(cold)
+        for each in cold[1:]:
+            assert (each.shape, each.strides, each.element) == (weights.shape, weights.strides, weights.element)
+            assert np.array_equal(each.base.numpy().ravel(), whole.ravel()[: size // 2])
+    assert arrays.cold(found, 0, 7000) == [found]

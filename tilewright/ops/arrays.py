@@ -16,6 +16,7 @@ from tilewright.errors import LaunchError, a_kind
 from tilewright.ir.types import PointerType
 from tilewright.launch.arguments import classify, element_of
 from tilewright.launch.cuda import target_of
+from tilewright.measure import timers
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver, memory, streams
 from tilewright.runtime.cuda.driver import check
@@ -124,10 +125,27 @@ def empty(like: ArrayView, shape: Sequence[int], element: DType) -> Any:
 
 def empty_like(found: ArrayView) -> ArrayView:
     """New memory with the extents and strides of an array, for what is stored while a call is timed."""
-    extents = found.shape
-    if not found.contiguous:
-        extents = (1 + sum((extent - 1) * stride for extent, stride in zip(found.shape, found.strides, strict=True)),)
-    return view(empty(found, extents, found.element), "out").changed(found.shape, found.strides)
+    return view(empty(found, _extents(found), found.element), "out").changed(found.shape, found.strides)
+
+
+def cold(weights: ArrayView, ordinal: int, l2_bytes: int) -> list[ArrayView]:
+    """Weights on a GPU, and copies, so many that each of launches on them by turns finds its own out of the L2
+    cache."""
+    extents, found = _extents(weights), [weights]
+    size = math.prod(extents) * weights.element.itemsize
+    with devices.device(ordinal).active():
+        while len(found) < timers.cold_copies(size, l2_bytes):
+            copy = DeviceArray(extents, weights.element.numpy, ordinal)
+            check(driver.api().cuMemcpyDtoD(copy.address, weights.address, size), "copying weights")
+            found.append(view(copy, "weights").changed(weights.shape, weights.strides))
+    return found
+
+
+def _extents(found: ArrayView) -> tuple[int, ...]:
+    """Extents of a contiguous array that has room for one with any strides."""
+    if found.contiguous:
+        return found.shape
+    return (1 + sum((extent - 1) * stride for extent, stride in zip(found.shape, found.strides, strict=True)),)
 
 
 _NO_STREAMS = (

@@ -216,11 +216,10 @@ class _DequantizedCall:
         return launch_on_any_stream(self.start(config), self.grid(config), self.arguments(), self)
 
     def cold(self) -> list[_DequantizedCall]:
-        """The call with as many copies of the codes as do not fit the L2 cache, in new memory but for the first."""
-        codes = self.weights.codes
-        copies = timers.cold_copies(int(codes.nbytes), arrays.target_at(self.ordinal).l2_bytes)
-        others = (DeviceArray(codes.shape, codes.dtype, self.ordinal) for _ in range(copies - 1))
-        return [self, *(replace(self, weights=replace(self.weights, codes=each)) for each in others)]
+        """The call with as many copies of the codes as do not fit the L2 cache."""
+        assert self.ordinal is not None
+        codes = arrays.cold(_packed(self.weights.codes), self.ordinal, arrays.target_at(self.ordinal).l2_bytes)
+        return [replace(self, weights=replace(self.weights, codes=each.base)) for each in codes]
 
 
 def _check(x: ArrayView, weights: PackedWeights) -> None:

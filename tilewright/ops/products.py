@@ -369,22 +369,14 @@ class MatmulPlan:
 
         if self.problem.rows > _MEMORY_BOUND_ROWS:
             return TrialCalls(call)
-        cold = self._cold(own)
+        assert self.ordinal is not None
+        # Few rows: what counts is how fast weights come from memory.
+        cold = [replace(own, b=each) for each in arrays.cold(own.b, self.ordinal, self.target.l2_bytes)]
 
         def launches(number: int) -> list[timers.Launch]:
             return [self._launch_of(self.ranked[number].config, each) for each in cold]
 
         return TrialCalls(call, launches, min(candidate.seconds for candidate in self.ranked))
-
-    def _cold(self, operands: Operands) -> list[Operands]:
-        """The operands with as many copies of the weights as do not fit the L2 cache, in new memory but for the first.
-
-        Few rows are timed so, one launch after the other: what counts there is how fast weights come from memory.
-        """
-        right = operands.b
-        size = right.shape[0] * right.shape[1] * right.shape[2] * right.element.itemsize
-        copies = timers.cold_copies(size, self.target.l2_bytes)
-        return [operands, *(replace(operands, b=arrays.empty_like(right)) for _ in range(copies - 1))]
 
     # Launching
 
