@@ -194,4 +194,5 @@ CASES: dict[str, Callable[[], Model]] = {
     **_decoding("fp8"),
     "Llama-8B x4 int8 weights decode b1": lambda: _decode(1, INT8_WEIGHTS),
     "ResNet-50 int8 b128": lambda: _quantized(timed.resnet_model(128), "int8", linears=False),
+    "ResNet-50 fp8 b128": lambda: _quantized(timed.resnet_model(128), "fp8", linears=False),
 }
