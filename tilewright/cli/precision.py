@@ -36,7 +36,11 @@ MetricOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option(help="Samples of the inputs: a folder of .npz or .npy files, or one .npz file.")
+    Path | None,
+    typer.Option(
+        help="Samples of the inputs: a folder of .npz or .npy files, one .npz file, or a Python file with a function "
+        "samples(). The Python file is run: it is a program that can do anything you can."
+    ),
 ]
 
 
@@ -51,19 +55,39 @@ def parse_part(text: str) -> float:
     return part
 
 
+def _function_of(option: str, text: str, name: str, parameters: str) -> Callable[..., Any]:
+    """A function of a Python file, which is run; raises `typer.BadParameter`."""
+    spec = importlib.util.spec_from_file_location(Path(text).stem, text) if Path(text).is_file() else None
+    if spec is None or spec.loader is None:
+        raise wrong_usage(f"{option} {text}: there is no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise wrong_usage(f"{option} {text}: running it raised {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise wrong_usage(f"{option} {text}: it defines no function {name}({parameters})")
+    return found
+
+
+def load_data(path: Path | None) -> Any:
+    """What `quant.calibration.samples_of` takes: a path, or what the function `samples` of a Python file gives; raises
+    `typer.BadParameter`."""
+    if path is None or path.suffix != ".py":
+        return path
+    samples = _function_of("--data", str(path), "samples", "")
+    try:
+        return list(samples())
+    except Exception as error:
+        raise wrong_usage(f"--data {path}: samples() raised {type(error).__name__}: {error}") from error
+
+
 def load_metric(text: str) -> str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]:
     """A metric's name, or the function `score` of a Python file; raises `typer.BadParameter`."""
     if not text.endswith(".py"):
         return text
-    spec = importlib.util.spec_from_file_location(Path(text).stem, text) if Path(text).is_file() else None
-    if spec is None or spec.loader is None:
-        raise wrong_usage(f"--metric {text}: there is no such Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    score = getattr(module, "score", None)
-    if not callable(score):
-        raise wrong_usage(f"--metric {text}: it defines no function score(outputs, inputs)")
-    return score
+    return _function_of("--metric", text, "score", "outputs, inputs")
 
 
 def check_options(precision: str | None, auto: Sequence[object], timing: Sequence[object]) -> None:
@@ -90,8 +114,8 @@ def search(
     from tilewright.quant.search import search_precision
 
     return search_precision(
-        graph, data, max_drop=parse_part(max_drop or "0.5%"), metric=load_metric(metric or "cosine"), target=targets,
-        progress=progress, source=source,
+        graph, load_data(data), max_drop=parse_part(max_drop or "0.5%"), metric=load_metric(metric or "cosine"),
+        target=targets, progress=progress, source=source,
     )  # fmt: skip
 
 
@@ -115,8 +139,8 @@ def show_search(console: Console, data: Mapping[str, Any]) -> None:
     console.print(points)
     ratio = data["float_seconds"] / data["seconds"] if data["seconds"] else 0.0
     console.print(
-        f"on samples that decided nothing it loses {data['drop']:.4%} ({data['metric']}, at most "
-        f"{data['max_drop']:.4%}); {data['seconds'] * 1e3:.3g} ms a run, {data['float_seconds'] * 1e3:.3g} ms in "
+        f"on {data['held_back'] or ''} samples that decided nothing it loses {data['drop']:.4%} ({data['metric']}, at "
+        f"most {data['max_drop']:.4%}); {data['seconds'] * 1e3:.3g} ms a run, {data['float_seconds'] * 1e3:.3g} ms in "
         f"floats: {ratio:.2f}x as fast",
         soft_wrap=True,
         highlight=False,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tilewright.cli.build import TrustOption, check_written
 from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.precision import DataOption, load_data
 from tilewright.cli.progress import BuildProgress
 
 if TYPE_CHECKING:
@@ -29,10 +30,7 @@ _OutputOption = Annotated[
 def quantize(
     model: Annotated[Path, typer.Argument(help="MODEL.onnx, MODEL.pt2 or a Hugging Face checkpoint folder.")],
     output: _OutputOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Calibration inputs by name: a folder of .npz or .npy files, or one .npz file."),
-    ] = None,
+    data: DataOption = None,
     scheme: Annotated[
         str,
         typer.Option(
@@ -78,7 +76,7 @@ def quantize(
 
     with BuildProgress(f"Quantizing {path.name}", terminal(stderr=True, quiet=quiet)) as progress:
         found = quantized(
-            model, data, scheme, observer=observer, method=method, group=group, correct_bias=correct_bias,
+            model, load_data(data), scheme, observer=observer, method=method, group=group, correct_bias=correct_bias,
             exclude=exclude or [], target=target.split(","), trust=trust, progress=progress,
         )  # fmt: skip
         progress("save", path.name, 0.0)

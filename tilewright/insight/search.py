@@ -28,4 +28,5 @@ def search_of(engine: Engine) -> dict[str, Any] | None:
         for point in data["points"]
     ]
     return {"metric": str(data["metric"]), **{key: float(data[key]) for key in numbers}, "layers": layers,
-            "points": points, "remarks": [str(text) for text in data.get("remarks", ())]}  # fmt: skip
+            "points": points, "held_back": int(data.get("held_back", 0)),
+            "remarks": [str(text) for text in data.get("remarks", ())]}  # fmt: skip

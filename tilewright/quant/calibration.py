@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -58,7 +60,7 @@ def _read(file: Path, graph: Graph) -> dict[str, Sample]:
     try:
         loaded = np.load(file, allow_pickle=False)
         arrays = loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, OSError, KeyError) as error:
+    except (ValueError, EOFError, OSError, KeyError, BadZipFile, zlib.error) as error:
         raise InputError(f"calibration data {file} is not what numpy.savez or numpy.save wrote ({error})") from error
     sample = _by_name(arrays, graph)
     ranks = {value.name: value.rank for value in graph.inputs}

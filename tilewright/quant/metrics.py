@@ -50,11 +50,31 @@ def top1(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence
         name, array = _floats(plain)[0]
         own, other = array.argmax(-1), found[name].argmax(-1)
         numbers = ~np.isnan(found[name].astype(np.float64)).any(-1)  # a row with NaN has no largest number
-        labels = np.asarray(sample[LABEL]).reshape(own.shape) if LABEL in sample else own
+        labels = labels_of(sample, array) if LABEL in sample else own
         right["floats"] += int((own == labels).sum())
         right["narrow"] += int((numbers & (other == labels)).sum())
         count += own.size
+    if count and not right["floats"]:
+        raise InputError(
+            f"none of the model's {count} predictions is its `{LABEL}`, so none can be lost: look whether the labels "
+            f"count classes from 0, and in the order of the model's outputs"
+        )
     return (right["floats"] - right["narrow"]) / max(count, 1)
+
+
+def labels_of(sample: Outputs, output: np.ndarray) -> np.ndarray:
+    """The labels of a sample, one for each prediction of an output [.., classes]; raises `InputError`."""
+    labels, wanted = np.asarray(sample[LABEL]), output.shape[:-1]
+    if labels.size != int(np.prod(wanted)):
+        raise InputError(f"`{LABEL}` has the shape {labels.shape}, but the model's first output {output.shape} makes "
+                         f"{int(np.prod(wanted))} predictions: give a label for each")  # fmt: skip
+    if labels.dtype.kind not in "iufb" or not (labels == np.floor(labels)).all():
+        raise InputError(f"`{LABEL}` has elements of {labels.dtype}; give the indices of classes")
+    classes = output.shape[-1]
+    if not ((labels >= 0) & (labels < classes)).all():
+        wrong = labels[(labels < 0) | (labels >= classes)].ravel()[0]
+        raise InputError(f"`{LABEL}` has the class {wrong}; the model's first output has 0 to {classes - 1}")
+    return labels.reshape(wanted)
 
 
 def predictions_of(outputs: Sequence[Outputs]) -> int:
@@ -67,12 +87,26 @@ def of_score(score: Score) -> Drop:
 
     def drop(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
         plain, found = (
-            float(np.mean([score(outputs, sample) for outputs, sample in zip(each, samples, strict=True)]))
+            float(np.mean([_scored(score, outputs, sample) for outputs, sample in zip(each, samples, strict=True)]))
             for each in (floats, narrow)
         )
         return (plain - found) / max(abs(plain), 1e-30)
 
     return drop
+
+
+def _scored(score: Score, outputs: Outputs, inputs: Outputs) -> float:
+    """A score as a number; raises `InputError` where the function fails or gives something else."""
+    try:
+        found = score(outputs, inputs)
+    except Exception as error:
+        raise InputError(
+            f"the metric raised {type(error).__name__}: {error}; it is called with the outputs "
+            f"({', '.join(outputs)}) and the inputs ({', '.join(inputs)}) of one sample"
+        ) from error
+    if np.ndim(found) or not isinstance(found, (int, float, np.number, np.bool_, np.ndarray)):
+        raise InputError(f"the metric gave {found!r:.100}, expected a number")
+    return float(found)
 
 
 METRICS: dict[str, Drop] = {"cosine": cosine, "mse": mse, "top1": top1}

@@ -3,9 +3,12 @@
 Half of the samples decide: two thirds of them give ranges, and with all of them each layer is timed in every format by
 an engine of its own, and its result compared with that of floats.  Steps to faster formats are then taken in the order
 of time saved for the squared error they bring, as many as stay within the bound; where the next one does not, it is
-left out and the others go on.  The other half of the samples, which decided nothing, is run through the engine itself:
-if the bound does not hold there, the last steps are taken back.  So they are where the engine is no faster than floats:
+left out and the others go on.  Where the engine is no faster than floats, the steps that save least are taken back:
 layers that are faster alone may take apart what one kernel of floats does.
+
+The other half of the samples is held back, and run through the engine itself.  If the bound does not hold there, half
+of them join those that decide, and the search is made again with half of the bound: so the loss that is reported is
+always one of samples that decided nothing.  It ends without an engine where no sample is left to hold back.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ _ROUND_SECONDS = 5e-4  # that runs of one round take at least
 _LEFT_OUT = 4  # steps that may fail before the search ends
 _SAMPLES = 4  # that errors of layers are measured on
 Assignment = dict[str, str]  # by layer the format, without those in floats
+Step = tuple[str, str]  # a layer, and a format for it
+Candidates = dict[str, dict[str, tuple[float, float]]]  # by layer and format the seconds and the relative error
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,15 @@ class Point:
 
 @dataclass(frozen=True)
 class PrecisionSearch:
-    """An engine within the bound; its drop on samples that did not decide; medians of the seconds of a run, of the
-    model in floats and of the engine; every layer and every point that was tried; what else to know."""
+    """An engine within the bound; its drop on samples that did not decide, and how many these are; medians of the
+    seconds of a run, of the model in floats and of the engine; every layer and every point that was tried; what else to
+    know."""
 
     engine: Engine
     metric: str
     max_drop: float
     drop: float
+    held_back: int
     float_seconds: float
     seconds: float
     layers: tuple[LayerChoice, ...]
@@ -110,8 +117,9 @@ class PrecisionSearch:
         ]  # fmt: skip
         points = [vars(point) for point in self.points]
         return {
-            "metric": self.metric, "max_drop": self.max_drop, "drop": self.drop, "float_seconds": self.float_seconds,
-            "seconds": self.seconds, "layers": layers, "points": points, "remarks": list(self.remarks),
+            "metric": self.metric, "max_drop": self.max_drop, "drop": self.drop, "held_back": self.held_back,
+            "float_seconds": self.float_seconds, "seconds": self.seconds, "layers": layers, "points": points,
+            "remarks": list(self.remarks),
         }  # fmt: skip
 
 
@@ -136,8 +144,9 @@ def search_precision(
     where larger is better (`quant.metrics`).  `source` is the model's origin in the engine, by default its file or
     name.  The rest is as for `tilewright.compile`, for a CPU that can run here.
 
-    Raises `PrecisionBoundError`, with the smallest loss, if no layer can be lowered within the bound, and `InputError`
-    as `tilewright.quantize` does and if the metric is not finite for the model in floats.
+    Raises `PrecisionBoundError`, with the smallest loss, if no layers are found that can be lowered within the bound,
+    and `InputError` as `tilewright.quantize` does, if the metric is not finite for the model in floats, and if labels
+    do not fit its predictions.
     """
     if not isinstance(max_drop, (int, float)) or isinstance(max_drop, bool) or not 0 <= max_drop < 1:
         raise InputError(f"max_drop is {max_drop!r}, expected a part from 0 to 1, such as 0.005")
@@ -148,6 +157,9 @@ def search_precision(
     samples = samples_of(data, graph, extra_names=(LABEL,))
     if len(samples) < 2:
         raise InputError("a search needs two samples at least: one half decides, the other one is held back")
+    labelled = sum(LABEL in sample for sample in samples)
+    if metric == "top1" and labelled not in (0, len(samples)):
+        raise InputError(f"{labelled} of {len(samples)} samples have a `{LABEL}`: give each one, or none")
     targets = get_targets([target] if isinstance(target, str) else list(target))
     if not all(each.host_code for each in targets):
         raise InputError("precisions are searched for on CPUs; build for a GPU with a scheme of `tilewright quantize`")
@@ -179,8 +191,8 @@ class _Search:
     beyond: list[tuple[float, int]] = field(default_factory=list)  # drops outside the bound, with how many layers
 
     def __post_init__(self) -> None:
-        self.deciding, self.verifying = self.samples[::2], self.samples[1::2]
-        self.ranging = self.deciding[: (2 * len(self.deciding) + 2) // 3]  # others show whether ranges hold
+        self.deciding, self.verifying = list(self.samples[::2]), list(self.samples[1::2])
+        self.bound = self.max_drop  # on the deciding samples
         self.drop: Drop = METRICS[self.metric] if isinstance(self.metric, str) else of_score(self.metric)
         self.signed = int8 in self.kernels.narrow_types
         self.layers: dict[str, list[Layer]] = {}
@@ -188,62 +200,83 @@ class _Search:
             for layer in layers_of(self.graph, scheme, self.kernels):
                 self.layers.setdefault(layer.name, []).append(layer)
         self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
+        self.times: dict[tuple[Any, ...], dict[str, float]] = {}  # of layers of one kind and size, by format
+        self.weights: dict[tuple[str, str], RoundedWeights] = {}
+        self.floats: list[Outputs] = []
+        self._measure_ranges()
+
+    def _measure_ranges(self) -> None:
+        """Ranges of all inputs of layers, and the results in floats, of the deciding samples."""
+        ranging = self.deciding[: (2 * len(self.deciding) + 2) // 3]  # others show whether ranges hold
         every = [found[0] for found in self.layers.values()]
-        moments = collect(self.graph, every, self.ranging, False, self.progress)
+        moments = collect(self.graph, every, ranging, False, self.progress)
         self.ranges = {name: each.range() for name, each in moments.items()}
         self.factors = smoothing_factors(self.graph, every, moments)
         self.smooth_ranges = {name: moments[name].range(factors) for name, factors in self.factors.items()}
-        self.floats = [self._outputs(self.graph, sample) for sample in self.deciding]
-        self.weights: dict[tuple[str, str], RoundedWeights] = {}
+        self.floats += [self._outputs(self.graph, sample) for sample in self.deciding[len(self.floats) :]]
 
     def result(self) -> PrecisionSearch:
         """The whole search."""
-        candidates = self._candidates()
-        steps = self._steps(candidates)
-        accepted = self._within(steps, candidates)
         plain = build(self.graph, self.targets, self.progress, self.source)
         while True:
-            assignment = self._assigned(accepted, candidates)
-            engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
+            candidates = self._candidates()
+            steps = self._steps(candidates)
+            assignment, engine, seconds = self._no_slower(self._within(steps, candidates), candidates, plain)
+            if not assignment and steps and not self.slower:
+                self._refuse()
             drop = self._drop_on_unseen(plain, engine)
-            if drop > self.max_drop:
-                self.beyond.append((drop, len(assignment)))
-                if not accepted:
-                    self._refuse()
-                self.failed |= {name: drop for name, _ in accepted[len(accepted) * 3 // 4 :]}
-                accepted = accepted[: len(accepted) * 3 // 4]
-                continue
-            times = _interleaved([plain, engine], self._inputs(self.verifying[0]))
-            seconds = [float(np.median(each)) for each in times]
-            if not accepted or min(times[1]) < min(times[0]):
+            if drop <= self.max_drop:
                 break
-            saving = self._that_save_most(assignment, candidates)
-            self.slower |= assignment.keys() - saving
-            accepted = [step for step in accepted if step[0] in saving]
-        if not accepted and steps and not self.slower:
-            self._refuse()
+            self.beyond.append((drop, len(assignment)))
+            self._decide_with_more()
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
         rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
         return PrecisionSearch(
-            engine, metric, self.max_drop, drop, seconds[0], seconds[1], rows, tuple(self.points), self._remarks(plain)
+            engine, metric, self.max_drop, drop, len(self.verifying), seconds[0], seconds[1], rows, tuple(self.points),
+            self._remarks(plain),
         )  # fmt: skip
+
+    def _no_slower(
+        self, accepted: Sequence[Step], candidates: Candidates, plain: Engine
+    ) -> tuple[Assignment, Engine, list[float]]:
+        """What these steps assign, less what makes the engine no faster than floats; that engine, and the medians of
+        the seconds of a run in floats and of the engine."""
+        while True:
+            assignment = self._assigned(accepted, candidates)
+            engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
+            times = _interleaved([plain, engine], self._inputs(self.deciding[0]))
+            if not assignment or min(times[1]) < min(times[0]):
+                return assignment, engine, [float(np.median(each)) for each in times]
+            saving = self._that_save_most(assignment, candidates)
+            self.slower |= assignment.keys() - saving
+            accepted = [step for step in accepted if step[0] in saving]
+
+    def _decide_with_more(self) -> None:
+        """Begin again with half of the samples that were held back among those that decide, and half of the bound."""
+        if len(self.verifying) == 1:
+            self._refuse()
+        self.deciding += self.verifying[::2]
+        self.verifying = self.verifying[1::2]
+        self.bound /= 2
+        self.failed.clear()
+        self.slower.clear()
+        self._measure_ranges()
 
     # -- What layers take and lose ----------------------------------------------------------------
 
-    def _candidates(self) -> dict[str, dict[str, tuple[float, float]]]:
+    def _candidates(self) -> Candidates:
         """By layer and format the seconds and the relative error."""
         watched, values = watching(self.graph, list(dict.fromkeys(found[0].input for found in self.layers.values())))
         inputs = [run_samples(watched, values, sample) for sample in self.deciding[-_SAMPLES:]]
-        times: dict[tuple[Any, ...], dict[str, float]] = {}
-        found: dict[str, dict[str, tuple[float, float]]] = {}
+        found: Candidates = {}
         for number, (name, layers) in enumerate(self.layers.items()):
             self.progress("measure layers", f"{name}, {number + 1} of {len(self.layers)}", 0.0)
             node, given = self.nodes[name], [item[layers[0].input] for item in inputs]
             schemes = [each for each in (FLOAT, *SEARCHED_FORMATS) if each == FLOAT or self._takes(node, each)]
             key = node.op, given[0].shape, self._shape_of_weights(node), repr(node.attributes)
-            if key not in times:
-                times[key] = self._seconds(node, given[0], schemes)
-            found[name] = {each: (times[key][each], self._error(node, given, each)) for each in schemes}
+            if key not in self.times:
+                self.times[key] = self._seconds(node, given[0], schemes)
+            found[name] = {each: (self.times[key][each], self._error(node, given, each)) for each in schemes}
         return found
 
     def _takes(self, node: Node, scheme: str) -> bool:
@@ -323,7 +356,7 @@ class _Search:
 
     # -- Which layers -----------------------------------------------------------------------------
 
-    def _steps(self, candidates: Mapping[str, Mapping[str, tuple[float, float]]]) -> list[tuple[str, str]]:
+    def _steps(self, candidates: Candidates) -> list[Step]:
         """Layers and formats that are faster than floats, those that save most for their error first."""
         ranked = []
         for name, pairs in candidates.items():
@@ -333,11 +366,9 @@ class _Search:
                     ranked.append(((plain - seconds) / (error**2 + 1e-12), name, scheme))
         return [(name, scheme) for _, name, scheme in sorted(ranked, reverse=True)]
 
-    def _within(
-        self, steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
-    ) -> list[tuple[str, str]]:
+    def _within(self, steps: Sequence[Step], candidates: Candidates) -> list[Step]:
         """As many steps as stay within the bound on the deciding samples."""
-        accepted: list[tuple[str, str]] = []
+        accepted: list[Step] = []
         rest = list(steps)
         for _ in range(_LEFT_OUT):
             assigned = self._assigned(accepted, candidates)
@@ -345,7 +376,7 @@ class _Search:
             low, high = 0, len(rest)
             count = high
             while rest:
-                if self._try(accepted + rest[:count], candidates) <= self.max_drop:
+                if self._try(accepted + rest[:count], candidates) <= self.bound:
                     low = count
                 else:
                     high = count - 1
@@ -359,9 +390,7 @@ class _Search:
         return accepted
 
     @staticmethod
-    def _assigned(
-        steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
-    ) -> Assignment:
+    def _assigned(steps: Sequence[Step], candidates: Candidates) -> Assignment:
         """The formats after steps, each taken where it is faster than what its layer has by then."""
         found: Assignment = {}
         for name, scheme in steps:
@@ -370,9 +399,7 @@ class _Search:
         return found
 
     @staticmethod
-    def _that_save_most(
-        assignment: Assignment, candidates: Mapping[str, Mapping[str, tuple[float, float]]]
-    ) -> set[str]:
+    def _that_save_most(assignment: Assignment, candidates: Candidates) -> set[str]:
         """The half of the layers that save the most seconds."""
 
         def saved(name: str) -> float:
@@ -380,9 +407,7 @@ class _Search:
 
         return set(sorted(assignment, key=saved, reverse=True)[: len(assignment) // 2])
 
-    def _try(
-        self, steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
-    ) -> float:
+    def _try(self, steps: Sequence[Step], candidates: Candidates) -> float:
         """The drop of an assignment on the deciding samples, by the reference; it is a point from then on."""
         assignment = self._assigned(steps, candidates)
         self.progress("search", f"{len(assignment)} layers in narrow numbers", 0.0)
@@ -412,8 +437,8 @@ class _Search:
         drop, layers = min(self.beyond)
         bound, least = _distinct_percentages(self.max_drop, drop)
         raise PrecisionBoundError(
-            f"no layer can be in narrow numbers within a drop of {bound}: the least that was lost is {least}, with "
-            f"{layers} of {len(self.layers)} layers. Allow more, or build in floats"
+            f"the search found no layers for narrow numbers within a drop of {bound}: the least that was lost is "
+            f"{least}, with {layers} of {len(self.layers)} layers. Allow more, or build in floats"
         )
 
     # -- Graphs and runs --------------------------------------------------------------------------
@@ -470,9 +495,7 @@ class _Search:
             f"{self.max_drop:.3g}, for which samples have at least {2 * enough} predictions in all",
         )
 
-    def _choice(
-        self, node: Node, candidates: Mapping[str, dict[str, tuple[float, float]]], assignment: Assignment
-    ) -> LayerChoice:
+    def _choice(self, node: Node, candidates: Candidates, assignment: Assignment) -> LayerChoice:
         name = name_of(node)
         pairs = candidates.get(name, {})
         chosen = assignment.get(name, FLOAT)
