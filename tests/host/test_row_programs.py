@@ -9,8 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.host.cuda_stand_in import Driver
 from tests.host.random_rows import TOLERANCES, RandomRows
 from tests.host.tactics_support import Draw, Memory, check, parameter_types, run_call, run_graph
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, float16, float32, float64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
@@ -252,3 +255,21 @@ def test_groups_of_one_image_never_wait_for_each_other() -> None:
                 mean, variance = moments(b, x, axes)
                 b.output(b.op("divide", [b.op("subtract", [x, mean]), b.op("sqrt", [variance])]))
         fuse(optimize(b.finish()), KERNELS)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_and_columns_of_several_dimensions(driver: Driver, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are split from one counter, columns in a loop: names of one are none of the other's."""
+    monkeypatch.setattr(simt_program, "WHOLE_ROW_ELEMENTS", 64)
+    b = GraphBuilder("parts of volumes")
+    given = draw(2, 7, 6, 8, 3).astype(np.float16)
+    x = b.op("permute", [b.input("x", float16, given.shape)], order=(0, 4, 1, 2, 3))
+    for axis in (2, 3, 4):
+        x = b.op("slice", [x], axis=axis, start=1, stop=x.shape[axis])
+    x = b.op("cast", [x], dtype=float32)
+    b.output(b.op("subtract", [x, b.op("reduce_mean", [x], axes=(2, 3, 4), keepdims=True)]), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert {step.evidence["chosen"] for step in engine.plan.steps} <= {"rows in chunks", "rows in parts"}
+    wanted = given.transpose(0, 4, 1, 2, 3)[:, :, 1:, 1:, 1:].astype(np.float64)
+    wanted = wanted - wanted.mean((2, 3, 4), keepdims=True)
+    np.testing.assert_allclose(engine.run({"x": given})["y"], wanted, atol=1e-5)

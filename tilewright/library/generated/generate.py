@@ -351,8 +351,9 @@ def decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: st
         else:
             extent = writer.size(variables[position].extent)
             lines.append(f"{names[position]} = {rest} % {extent}")
-            lines.append(f"rest_{position} = {rest} // {extent}")
-            rest = f"rest_{position}"
+            left = f"before_{names[position]}"  # of its own: rows are split outside of the loop that splits columns
+            lines.append(f"{left} = {rest} // {extent}")
+            rest = left
     return lines
 
 
