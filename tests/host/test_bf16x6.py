@@ -152,7 +152,7 @@ def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any size is expected to be fastest in parts."""
     ranked = bf16x6.ranked_configs
     monkeypatch.setattr(bf16x6, "ranked_configs", lambda *given: tuple((config, 1e-9) for config, _ in ranked(*given)))
-    monkeypatch.setattr(bf16x6, "_split_seconds", lambda *given: 1e-9)
+    monkeypatch.setattr(bf16x6, "split_seconds", lambda *given: 1e-9)
 
 
 def check(engine: Engine, inputs: dict[str, np.ndarray], a: np.ndarray, b: np.ndarray) -> None:
@@ -225,3 +225,33 @@ def test_pointwise_convolutions(
     found = engine.run({"x": given})["y"]
     found = found if layout == "NCHW" else found.transpose(0, 3, 1, 2)
     assert np.abs(found - np.maximum(exact, 0)).max() <= 1e-4
+
+
+@pytest.mark.parametrize(("transposed", "constant"), [(False, True), (True, False)])
+def test_slices_of_the_depth(
+    transposed: bool, constant: bool, preferred: None, driver: Driver, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Few tiles share their depth, of which the last slices may have less; another launch adds them, with epilogue."""
+    ranked = bf16x6.ranked_slices
+    monkeypatch.setattr(bf16x6, "ranked_slices", lambda *given: tuple((config, 1e-10) for config, _ in ranked(*given)))
+    a, w = rng.standard_normal((70, 2000)).astype(np.float32), rng.standard_normal((2000, 43)).astype(np.float32)
+    a[3, 70], a[4, 1999], a[5, 640] = np.inf, np.nan, 3.4e38
+    w[640] = 0.5
+    given = np.ascontiguousarray(w.T) if transposed else w
+    b = GraphBuilder("linear")
+    right = b.constant(given) if constant else b.input("w", float32, given.shape)
+    product = b.op("matmul", [b.input("x", float32, a.shape), right], transpose_b=transposed)
+    b.output(b.op("relu", [product]), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert {step.evidence["chosen"] for step in engine.plan.steps} == {"hopper matmul bf16x6 in slices"}
+    assert "slices" in str(engine.plan.steps[-1].evidence["reasons"]["tile"])
+    with np.errstate(all="ignore"):
+        exact = np.maximum(a.astype(np.float64) @ w.astype(np.float64), 0)
+        scale = np.abs(a).astype(np.float64) @ np.abs(w).astype(np.float64)
+    found = engine.run({"x": a} if constant else {"x": a, "w": given})["y"]
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(exact))
+    finite = np.isfinite(exact)
+    assert np.isnan(found).any() and np.isinf(found).any()
+    assert np.all(np.abs(found - exact)[finite] <= 2.0**-21 * scale[finite])

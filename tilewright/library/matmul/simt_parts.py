@@ -83,7 +83,7 @@ def _divided(
     sums = Value(f"{group.name}.parts", float32, (parts, *shape))
     stages = (
         Stage((call(tile, parts, Slots(sums)),)),
-        Stage((_sum(sums, slots, target),)),
+        Stage((sum_of_parts(sums, slots, target),)),
     )
     reasons = {"epilogue": slots.function.__name__, "tile": str(tile), "parts of the depth": parts}
     return Candidate("matmul in parts", stages, cost, (sums,), reasons)
@@ -105,7 +105,8 @@ def product_part(
     return replace(call, constants=constants, threads=tile.threads, evenly=True)
 
 
-def _sum(sums: Value, slots: Slots, target: Target) -> KernelCall:
+def sum_of_parts(sums: Value, slots: Slots, target: Target) -> KernelCall:
+    """The launch that adds sums [parts, rows, columns] in their order, with the epilogue."""
     parts, rows, columns = (expected(size) for size in sums.shape)
     each = next_power_of_2(-(-rows * columns // target.machine().processors))
     block_n = min(_COLUMNS, next_power_of_2(columns))

@@ -90,11 +90,20 @@ def first_plane(batch, ONE: tl.constexpr, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
+def first_stage(batch, task, CONFIG: tl.constexpr):
+    """The stage with which a batch begins: slices of the depth are batches."""
+    if CONFIG.SLICES > 1:
+        return batch * task.blocks
+    return 0
+
+
+@tilewright.jit
 def load_left(a, lefts, full, stage, place, k, task, CONFIG: tl.constexpr):
     """Start loading a stage of A's planes."""
     first = first_plane(place[0], CONFIG.ONE_A, CONFIG)
+    depth = (first_stage(place[0], task, CONFIG) + k) * CONFIG.BK
     for part in tl.static_range(CONFIG.PARTS):
-        load_operand(a, lefts[stage * CONFIG.PARTS + part], full, first + part, place[1], k * CONFIG.BK, task,
+        load_operand(a, lefts[stage * CONFIG.PARTS + part], full, first + part, place[1], depth, task,
                      CONFIG.A_TRANSPOSED, CONFIG.SHARE_A, True, CONFIG.EVICT_A)  # fmt: skip
 
 
@@ -102,8 +111,9 @@ def load_left(a, lefts, full, stage, place, k, task, CONFIG: tl.constexpr):
 def load_right(b, rights, full, stage, place, k, task, CONFIG: tl.constexpr):
     """Start loading a stage of B's planes."""
     first = first_plane(place[0], CONFIG.ONE_B, CONFIG)
+    depth = (first_stage(place[0], task, CONFIG) + k) * CONFIG.BK
     for part in tl.static_range(CONFIG.PARTS):
-        load_operand(b, rights[stage * CONFIG.PARTS + part], full, first + part, place[2], k * CONFIG.BK, task,
+        load_operand(b, rights[stage * CONFIG.PARTS + part], full, first + part, place[2], depth, task,
                      CONFIG.B_TRANSPOSED, CONFIG.SHARE_B, True, CONFIG.EVICT_B)  # fmt: skip
 
 
@@ -210,16 +220,17 @@ def store_sums(total, c, place, M, N, extra, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def multiply_add(a_planes, b_planes, c, place, M, N, K, a_line, b_line, extra, CONFIG: tl.constexpr):
+def multiply_add(a_planes, b_planes, c, place, task, M, N, K, a_line, b_line, extra, CONFIG: tl.constexpr):
     """A consumer's part of a tile by multiply-adds of whole numbers, one step of the depth after the other; some
     columns at a time, so that their sums leave registers free."""
     batch, first_row, first_column = place
     a_first, b_first = first_plane(batch, CONFIG.ONE_A, CONFIG), first_plane(batch, CONFIG.ONE_B, CONFIG)
     row = first_row + tl.arange(0, CONFIG.rows)[:, None]
+    begin = first_stage(batch, task, CONFIG) * CONFIG.BK
     for first in range(0, CONFIG.BN, CONFIG.stored_columns):
         column = first_column + first + tl.arange(0, CONFIG.stored_columns)[None, :]
         total = tl.zeros((CONFIG.rows, CONFIG.stored_columns), tl.float32)
-        for k in range(K):
+        for k in range(begin, tl.minimum(begin + task.blocks * CONFIG.BK, K)):
             left = whole_numbers(a_planes, a_first, row, k, (M, K), a_line, CONFIG.A_TRANSPOSED, CONFIG.PARTS)
             right = whole_numbers(b_planes, b_first, column, k, (N, K), b_line, CONFIG.B_TRANSPOSED, CONFIG.PARTS)
             total += left * right
@@ -241,7 +252,7 @@ def multiply_tiles(copy, c, a_planes, b_planes, lefts, rights, ring, task, M, N,
         total, position = sums_of_tile(lefts, rights, ring, position, copy, task, CONFIG)
         magnitude = total.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         if tl.max(tl.max(magnitude, 1), 0) >= _INFINITE:
-            multiply_add(a_planes, b_planes, c, place, M, N, K, a_line, b_line, extra, CONFIG)
+            multiply_add(a_planes, b_planes, c, place, task, M, N, K, a_line, b_line, extra, CONFIG)
         else:
             for part in tl.static_range(CONFIG.BN // CONFIG.stored_columns):
                 first = part * CONFIG.stored_columns
@@ -257,6 +268,8 @@ def bf16x6_matmul(a: tx.tensor_map, b: tx.tensor_map, a_planes, b_planes, c, M, 
     `a_planes` is [batches, 3, M, K] bfloat16 with rows `a_line` elements apart, `b_planes` [batches, 3, N, K] (with the
     last two axes turned where the config says so); a line is a multiple of 8. The maps `a` and `b` are of the same, as
     [3 batches, M, K], and move tiles of `CONFIG.left_block` and `right_block`. C is contiguous. Grid: `CONFIG.grid`.
+
+    With `SLICES` both operands are one matrix each, and the sums of each slice of the depth are a batch of C.
     """
     if CONFIG.cluster > 1:
         tx.cluster((CONFIG.cluster,))
@@ -266,7 +279,7 @@ def bf16x6_matmul(a: tx.tensor_map, b: tx.tensor_map, a_planes, b_planes, c, M, 
     ring = make_stages(CONFIG)
     if CONFIG.DEPENDENT:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
-    task = make_task(M, N, K, batches, CONFIG)
+    task = make_task(M, N, tl.cdiv(K, CONFIG.SLICES * CONFIG.BK) * CONFIG.BK, batches, CONFIG)
     a_line, b_line = tl.multiple_of(a_line, 8), tl.multiple_of(b_line, 8)
     b_planes = b_planes.to(tl.pointer_type(tl.bfloat16), bitcast=True)  # of constants the type is that of the numbers
     a_planes = a_planes.to(tl.pointer_type(tl.bfloat16), bitcast=True)

@@ -67,6 +67,7 @@ class MatmulConfig(NamedTuple):
     ONE_B: bool = False
     PARTS: int = 1  # planes of numbers that are added to one, of both operands
     MULTIPLE: int = 1  # that the columns of C are multiples of, where threads store them
+    SLICES: int = 1  # of the depth of a product of parts: batches, whose sums another launch adds
     STORED: int = ATOM  # bytes of a row of results that are stored at once, 128 or 64: fewer need fewer registers
 
     @property
@@ -298,6 +299,7 @@ class MatmulConfig(NamedTuple):
         parts += [f"A shared by {self.SHARE_A}"] if self.SHARE_A > 1 else []
         parts += [f"B shared by {self.SHARE_B}"] if self.SHARE_B > 1 else []
         parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
+        parts += [f"depth in {self.SLICES} slices"] if self.SLICES > 1 else []
         parts += [f"{self.A_ROWS} rows of A"] if self.A_ROWS else []
         parts += ["one tile a CTA"] if self.SINGLE else []
         parts += [f"{self.LAG} stages apart"] if self.LAG else []
