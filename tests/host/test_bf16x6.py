@@ -255,3 +255,29 @@ def test_slices_of_the_depth(
     finite = np.isfinite(exact)
     assert np.isnan(found).any() and np.isinf(found).any()
     assert np.all(np.abs(found - exact)[finite] <= 2.0**-21 * scale[finite])
+
+
+def test_one_split_serves_all_that_read_it(preferred: None, driver: Driver, rng: np.random.Generator) -> None:
+    a, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((70, 67), (67, 43), (67, 66)))
+    b = GraphBuilder("twice")
+    x, first, second = (b.input(name, float32, array.shape) for name, array in (("x", a), ("w", w), ("v", v)))
+    b.output(b.op("matmul", [b.op("reshape", [x], shape=(70, 67)), first]), "y")
+    b.output(b.op("relu", [b.op("matmul", [x, second])]), "z")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert len(engine.plan.steps) == 5  # three splits, two products
+    found = engine.run({"x": a, "w": w, "v": v})
+    np.testing.assert_allclose(found["y"], a.astype(np.float64) @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["z"], np.maximum(a.astype(np.float64) @ v, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_overwritten_is_split_again(preferred: None, driver: Driver, rng: np.random.Generator) -> None:
+    """An input that a call changes may not be what it was."""
+    a, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((66, 67), (67, 67), (67, 66)))
+    b = GraphBuilder("changed")
+    x, first, second = (b.input(name, float32, array.shape) for name, array in (("x", a), ("w", w), ("v", v)))
+    y = b.op("matmul", [x, first])
+    b.mutate(x, y)
+    b.output(b.op("matmul", [x, second]), "z")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    inputs = {"x": a.copy(), "w": w, "v": v}
+    np.testing.assert_allclose(engine.run(inputs)["z"], a.astype(np.float64) @ v, rtol=1e-5, atol=1e-5)

@@ -15,6 +15,7 @@ from tilewright.build import branches
 from tilewright.build.index_ranges import check_constant_indices, index_ranges
 from tilewright.build.kernels import KernelSet
 from tilewright.build.manifest import TargetProgram, manifest_of, program_entry
+from tilewright.build.shared_stages import with_shared_stages
 from tilewright.build.size_conditions import size_conditions
 from tilewright.build.storage import GroupTask, TaskAccess, TensorStorage, assign_storage, in_order
 from tilewright.build.tuning import Tuner, Tuning, labels
@@ -105,7 +106,10 @@ class EngineBuilder:
         scheduled, evidence = self._choose(fused, tuner)
         with self._stage("plan memory", self.graph.name):
             storage = assign_storage(
-                self.graph, scheduled, self._copy, lambda accesses: self._spread(accesses, evidence)
+                self.graph,
+                with_shared_stages(self.graph, scheduled),
+                self._copy,
+                lambda accesses: self._spread(accesses, evidence),
             )
         plan, timings = self._plan(storage, evidence), tuple(tuner.used.values())
         return TargetProgram(target, plan, self.kernels, timings, _arena(storage))
