@@ -1,11 +1,11 @@
 """A language model on a GPU: its steps and whole requests, with memory bandwidth, cuBLAS and other runtimes in one run.
 
-    python benchmarks/llm_cuda.py [--layers 8] [--seconds 190] [--profile] [--save]
+    python benchmarks/llm_cuda.py [--layers 8] [--only steps loop] [--seconds 190] [--profile] [--save]
 
-The model has the shape of Llama 3.1 8B in bfloat16 (with --layers fewer layers) and random weights.  Steps: one new
-token, chosen greedily, for 1, 64 and 256 sequences of 1,024 tokens, and prompts of 2,048 and 8,192 tokens in one step.
-Steps of new tokens follow each other as they do in the engine: each is prepared and started while the one before runs,
-whose tokens it takes, and read then.
+The model has the shape of Llama 3.1 8B (which has 32 layers) in bfloat16 and random weights.  The runtimes have the
+GPU's memory one after the other, so that all layers fit.  Steps: one new token, chosen greedily, for 1, 64 and 256
+sequences of 1,024 tokens, and prompts of 2,048 and 8,192 tokens in one step.  Steps of new tokens follow each other as
+they do in the engine: each is prepared and started while the one before runs, whose tokens it takes, and read then.
 
 The peers are a loop in PyTorch, as gpt-fast has it (layers by torch.compile, a static cache, decoding as one CUDA
 graph, which is launched again and again without waiting; its sequences fill their caches, so that attention needs no
@@ -13,6 +13,7 @@ mask), and transformers with a static cache and torch.compile.  `share` is, of d
 (weights, keys and values) could be read over the time of the step; of prompts the part of cuBLAS's rate.  `host` is the
 part of a step's time in which the GPU waits.  Requests are those of `llm_cuda_requests.py`.
 
+With --only the given parts run alone: `steps` and `requests` are tilewright's, `loop` and `transformers` the peers'.
 After --seconds, counted from when the model is open, no further case begins.  With --profile the kernels of a step
 follow each case: all of a kind together, timed by events between them, which hides no start of a kernel.
 """
@@ -28,6 +29,7 @@ from benchmarks import common
 
 # isort: split
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -48,6 +50,7 @@ from tilewright.llm.sampling import GREEDY
 from tilewright.settings import settings
 
 DECODING, PROMPTS, CONTEXT, PAGE = (1, 64, 256), (2048, 8192), 1024, 16
+PARTS = ("steps", "requests", "loop", "transformers")
 CASES = [*(("decode", count) for count in DECODING), *(("prompt", length) for length in PROMPTS)]
 
 
@@ -159,11 +162,38 @@ class Run:
             torch.cuda.empty_cache()
 
 
+def own_cases(folder: str, run: Run, requests: Requests, given: argparse.Namespace) -> float:
+    """tilewright's steps and requests; the seconds that opening the model takes."""
+    began = time.monotonic()
+    llm = LLM(folder, target="cuda", memory=given.layers * (5 << 29), sequences=max(DECODING), tokens=max(PROMPTS),
+              length=max(PROMPTS), page=PAGE)  # fmt: skip
+    opened = round(time.monotonic() - began, 1)
+    print(f"model opened in {opened} s", flush=True)
+    run.end += opened
+    if "steps" in given.only:
+        assert isinstance(llm.model, GPUModel)
+        run.own_steps(llm.model, given.profile)
+    if "requests" in given.only:
+        requests.mixed(llm, given.requests)
+        requests.offline(llm, given.requests, given.all)
+        if given.all:
+            requests.sampling(llm)
+    return opened
+
+
+def make_room() -> None:
+    """Give the memory of what has run back to the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    print(f"{torch.cuda.mem_get_info()[0] >> 30} GiB free", flush=True)
+
+
 def main() -> None:
     """Measure, print a line for each case, and write the results with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=512, help="mixed ones")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--requests", type=int, default=512, help="mixed ones, and offline")
     parser.add_argument("--seconds", type=float, default=190.0)
     parser.add_argument("--untuned", action="store_true", help="choose kernels by their estimates alone")
     parser.add_argument("--all", action="store_true", help="also sampling, and requests whose steps do not overlap")
@@ -173,35 +203,33 @@ def main() -> None:
     settings.tune = not given.untuned
     shared = Path("/dev/shm")
     place = shared if shared.exists() and shutil.disk_usage(shared).free > 20 << 30 else None
+    opened, version = None, ""
     with tempfile.TemporaryDirectory(dir=place) as name:
         began = time.monotonic()
         weights = write(Path(name), given.layers)
-        written = time.monotonic()
-        print(f"checkpoint written in {written - began:.1f} s, {os.cpu_count()} cores", flush=True)
-        llm = LLM(name, target="cuda", memory=given.layers * (5 << 29), sequences=max(DECODING), tokens=max(PROMPTS),
-                  length=max(PROMPTS), page=PAGE)  # fmt: skip
-        opened = round(time.monotonic() - written, 1)
-        print(f"model opened in {opened} s", flush=True)
+        print(f"checkpoint written in {time.monotonic() - began:.1f} s, {os.cpu_count()} cores", flush=True)
         read, rate = rates()
         torch.cuda.empty_cache()
         print(f"rates: {read / 1e12:.2f} TB/s, {rate / 1e12:.0f} TFLOP/s", flush=True)
-        end = time.monotonic() + given.seconds
-        run = Run(given.layers, weights, end, read, rate)
-        requests = Requests(llm, given.layers, weights, read, rate)
-        assert isinstance(llm.model, GPUModel)
-        run.own_steps(llm.model, given.profile)
-        requests.mixed(given.requests)
-        requests.offline(512, given.all)
-        if given.all:
-            requests.sampling()
+        run = Run(given.layers, weights, time.monotonic() + given.seconds, read, rate)
+        requests = Requests(given.layers, weights, read, rate)
+        if {"steps", "requests"} & set(given.only):
+            opened = own_cases(name, run, requests, given)
+            make_room()
+    if "loop" in given.only:
         run.peer_steps(Loop(given.layers))
+        make_room()
+    if "transformers" in given.only:
         peer = Transformers(given.layers)
-        if run.has_time("continuous batching of transformers"):
-            requests.transformers(peer, given.requests, min(25.0, end - time.monotonic()))
+        version = peer.library.__version__
+        if not requests.mixed_rate:
+            print("transformers' continuous batching is compared with that of `requests`, which did not run")
+        elif run.has_time("continuous batching of transformers"):
+            requests.transformers(peer, given.requests, min(25.0, run.end - time.monotonic()))
         run.peer_steps(peer)
     if given.save:
-        facts = {"layers": given.layers, "read": round(read / 1e12, 2), "cublas": round(rate / 1e12), "opened": opened}
-        facts |= {"gpu": torch.cuda.get_device_name(), "transformers": peer.library.__version__}
+        facts = {"layers": given.layers, "read": round(read / 1e12, 2), "cublas": round(rate / 1e12), "opened": opened,
+                 "gpu": torch.cuda.get_device_name(), "transformers": version}  # fmt: skip
         print(common.save("llm_cuda", settings.threads, run.steps + requests.rows, language_model=facts))
 
 

@@ -2,9 +2,9 @@
 
     mixed      requests with the lengths of chats, 64 at a time: new ones begin as others end (continuous), or once all
                have ended (static): those that end leave, or prompts and outputs are all computed to the longest of the
-               batch (padded), as in a batch of one size.  Static batches have the first of the requests; transformers
-               (the batches of its `generate_batch`) as many of them as the time allows.
-    offline    512 prompts of 1,000 tokens with 1,000 tokens each, 256 together; `share` is the time in which prompts
+               batch (padded), as in a batch of one size.  Static batches have the first half of the requests (padded
+               ones a quarter); transformers (the batches of its `generate_batch`) as many as the time allows.
+    offline    as many prompts of 1,000 tokens with 1,000 tokens each, 256 together; `share` is the time in which they
                could be multiplied at cuBLAS's rate and the bytes of all other steps read, over the time it took
     one by one the same with each step planned after the one before is done, to show what overlapping brings
     sampling   256 prompts of 64 tokens with 200 tokens each, greedily and with the usual parameters
@@ -85,8 +85,8 @@ def bound_of(layers: int, weights: int, requests: int, read: float, rate: float)
 class Requests:
     """The cases, printed as they are measured."""
 
-    def __init__(self, llm: LLM, layers: int, weights: int, read: float, rate: float) -> None:
-        self.llm, self.layers, self.weights, self.read, self.rate = llm, layers, weights, read, rate
+    def __init__(self, layers: int, weights: int, read: float, rate: float) -> None:
+        self.layers, self.weights, self.read, self.rate = layers, weights, read, rate
         self.rows: list[dict[str, Any]] = []
         self.mixed_rate = 0.0  # tokens a second of continuous batches
 
@@ -96,15 +96,15 @@ class Requests:
         self.rows.append(row)
         print(json.dumps(row), flush=True)
 
-    def mixed(self, count: int) -> None:
+    def mixed(self, llm: LLM, count: int) -> None:
         """Continuous and static batches."""
         prompts, lengths = chats(count, 2)
         wanted = [exactly(length) for length in lengths]
-        scheduler = self.llm.engine.scheduler
+        scheduler = llm.engine.scheduler
         limits = scheduler.limits
         scheduler.limits = dataclasses.replace(limits, tokens=TOKENS, sequences=TOGETHER)
-        generated(self.llm, prompts[: count // 2], wanted[: count // 2])  # prepares steps of the sizes that occur
-        took, tokens = generated(self.llm, prompts, wanted)
+        generated(llm, prompts[: count // 2], wanted[: count // 2])  # prepares steps of the sizes that occur
+        took, tokens = generated(llm, prompts, wanted)
         self.show("mixed: continuous", took, tokens, requests=count, prompt_tokens=sum(map(len, prompts)))
         self.mixed_rate = tokens / took
 
@@ -116,11 +116,12 @@ class Requests:
                     longest = max(map(len, given))
                     given = [prompt + [0] * (longest - len(prompt)) for prompt in given]
                     each = [exactly(max(lengths[at : at + TOGETHER]))] * TOGETHER
-                whole += generated(self.llm, given, each)[0]
+                whole += generated(llm, given, each)[0]
             return whole, sum(lengths[: batches * TOGETHER])
 
-        self._show_slower("mixed: static, ended requests leave", *static(4, padded=False))
-        self._show_slower("mixed: static, padded", *static(2, padded=True))
+        batches = max(1, count // TOGETHER // 2)
+        self._show_slower("mixed: static, ended requests leave", *static(batches, padded=False))
+        self._show_slower("mixed: static, padded", *static(max(1, batches // 2), padded=True))
         scheduler.limits = limits
 
     def _show_slower(self, name: str, took: float, tokens: int) -> None:
@@ -136,23 +137,23 @@ class Requests:
         else:
             self._show_slower("mixed: transformers", took, tokens)
 
-    def offline(self, requests: int, one_by_one: bool) -> None:
+    def offline(self, llm: LLM, requests: int, one_by_one: bool) -> None:
         """1000/1000, with steps that overlap and without."""
         bound = bound_of(self.layers, self.weights, requests, self.read, self.rate)
         prompts, wanted = prompts_of([PROMPT] * requests, 0), [exactly(OUTPUT)] * requests
-        generated(self.llm, prompts[:BATCH], [exactly(20)] * BATCH)
-        took, tokens = generated(self.llm, prompts, wanted)
+        generated(llm, prompts[:BATCH], [exactly(20)] * BATCH)
+        took, tokens = generated(llm, prompts, wanted)
         self.show("offline", took, tokens, share=round(bound / took, 3))
         if one_by_one:
-            runner, self.llm.engine._runner = self.llm.engine._runner, None
-            took, tokens = generated(self.llm, prompts[:BATCH], wanted[:BATCH])
+            runner, llm.engine._runner = llm.engine._runner, None
+            took, tokens = generated(llm, prompts[:BATCH], wanted[:BATCH])
             self.show("one by one", took, tokens, share=round(bound * BATCH / requests / took, 3))
-            self.llm.engine._runner = runner
+            llm.engine._runner = runner
 
-    def sampling(self) -> None:
+    def sampling(self, llm: LLM) -> None:
         """What the choice of tokens costs."""
         prompts = prompts_of([64] * BATCH, 1)
         for name, parameters in SAMPLING.items():
             wanted = [exactly(200, **parameters)] * BATCH
-            generated(self.llm, prompts, [exactly(10, **parameters)] * BATCH)
-            self.show(f"sampling: {name}", *generated(self.llm, prompts, wanted))
+            generated(llm, prompts, [exactly(10, **parameters)] * BATCH)
+            self.show(f"sampling: {name}", *generated(llm, prompts, wanted))

@@ -144,7 +144,8 @@ def language_model_table(data: dict[str, Any]) -> str:
     requests_text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     where = f"{facts['layers']} layers; {facts['read']} TB/s, cuBLAS {facts['cublas']} TFLOP/s"
     where += f"; {facts['gpu']}, {place['date']}"
-    return f"{steps_text}\n\n{requests_text}\n\n{where}; transformers {facts['transformers']}, {_versions(place)}.\n"
+    where += f"; transformers {facts['transformers']}" if facts["transformers"] else ""
+    return f"{steps_text}\n\n{requests_text}\n\n{where}, {_versions(place)}.\n"
 
 
 def search_table(data: dict[str, Any]) -> str:
