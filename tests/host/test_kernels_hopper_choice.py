@@ -118,8 +118,9 @@ def test_of_several_ranges_of_rows_each_has_its_first_config_untimed() -> None:
     seconds = [one.cost.seconds for one in found]
     assert len(found) > 2 and seconds == sorted(seconds)
     configs = [call.constants["CONFIG"] for call in found[0].stages[0].calls]
-    first = [close_configs(MatmulProblem(rows, 12288, 1024, at_most=rows), H200)[0][0] for rows in (16, 64)]
-    assert [(one.BM, one.BN) for one in configs[:2]] == [(one.BM, one.BN) for one in first]
+    first = [close_configs(MatmulProblem(rows, 12288, 1024, at_most=rows), H200)[0][0] for rows in (8, 16, 64)]
+    assert [(one.BM, one.BN) for one in configs[:3]] == [(one.BM, one.BN) for one in first]
+    assert [one.A_ROWS for one in configs[:3]] == [8, 16, 0]  # fewer leave room for more weights
 
 
 @pytest.mark.parametrize("inner", [14336, 4096, 11008, 5632])

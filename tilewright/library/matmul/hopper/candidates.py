@@ -33,7 +33,7 @@ from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
 HOPPER_CONFIGS = 10  # configs that are candidates, besides those with ping-pong
-ROW_RANGES = (16, 64, 128, 256, 512, 1024, 4096)  # ends of the ranges of a run-time number of rows
+ROW_RANGES = (8, 16, 64, 128, 256, 512, 1024, 4096)  # ends of the ranges of a run-time number of rows
 _USUAL_ROWS = 1024  # at most, for which candidates of several ranges are compared with others
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
