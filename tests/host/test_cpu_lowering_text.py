@@ -15,6 +15,7 @@ import tilewright.language as tl
 from tests.host.kernel_support import check, lowered
 from tests.host.test_cpu_lowering_blocks import attention, chain, draw, moments, outer, softmax, traced, transpose
 from tilewright.errors import CompilationError
+from tilewright.ir.core import Parameter
 from tilewright.ir.parser import parse_function
 from tilewright.library.matmul.kernel import matmul
 from tilewright.targets.cpu.affine import AffineAnalysis
@@ -85,6 +86,41 @@ def test_rows_that_a_mask_skips_are_neither_read_nor_written(first, width, rng):
     x = rng.standard_normal((steps, 128)).astype(np.float32)
     table = rng.standard_normal((steps, 64)).astype(np.float32)
     check(rotated(), [x, table, np.full_like(x, 7), first, steps, width], (4,))
+
+
+def turned_heads(block: int = 128):
+    """Rows of heads in place, whose halves are `size` long: all that is known of that is what divides it."""
+
+    @tilewright.jit
+    def turn(x, table, size, heads, stride, B: tl.constexpr):
+        row = x + tl.program_id(0) * stride
+        half = size // 2
+        for first in range(0, heads * half, B):
+            i = first + tl.arange(0, B)
+            place = row + i // half * size + i % half
+            mask = i < heads * half
+            left, right = tl.load(place, mask=mask), tl.load(place + half, mask=mask)
+            factor = tl.load(table + i % half, mask=mask)
+            tl.store(place, left * factor - right, mask=mask)
+            tl.store(place + half, right * factor + left, mask=mask)
+
+    types = {"x": "*f32", "table": "*f32", "size": "i32", "heads": "i32", "stride": "i32"}
+    return turn.trace(types, {"B": block}, {"size": Parameter("size", 16)})
+
+
+def test_vectors_are_whole_where_a_launch_divides_by_enough():
+    text = instance(lowered(turned_heads(), SERVER))
+    wide, plain = text.split("runs.wide.0:")[1].split("runs.plain.0:")
+    assert "load <16 x float>" in wide and "load <16 x float>" not in plain.split("runs.end.0:")[0]
+    assert "gather" not in text and "scatter" not in text
+
+
+@pytest.mark.parametrize("size", [16, 32, 48, 64, 80, 96, 128])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_rows_of_heads_of_any_size(size, heads, rng):
+    x = rng.standard_normal((3, heads * size)).astype(np.float32)
+    table = rng.standard_normal(size // 2).astype(np.float32)
+    check(turned_heads(), [x, table, size, heads, heads * size], (3,))
 
 
 def test_block_without_a_limit_has_no_mask():

@@ -16,7 +16,7 @@ pointers (in elements).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -70,15 +70,16 @@ _KEEPS_STEP = {"add", "subtract", "offset"}
 
 
 class AffineAnalysis:
-    """Answers `along(value, axis)` and `multiple(scalar)`, with memory."""
+    """Answers `along(value, axis)` and `multiple(scalar)`, with memory; `assumed` are multiples of scalars."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, assumed: Mapping[SSAValue, int] | None = None) -> None:
         self._known: dict[SSAValue, tuple[Along, ...]] = {}
         self._multiples: dict[SSAValue, int] = {}
         self._nonnegative: dict[SSAValue, bool] = {}
         for argument, parameter in zip(function.region.arguments, function.parameters, strict=True):
             if not argument.type.is_pointer:
                 self._multiples[argument] = parameter.divisibility
+        self._multiples |= assumed or {}
         for operation in function.walk():  # in program order: operands are known, so nothing recurses deeply
             if operation.opcode == "for":
                 self._enter(operation)

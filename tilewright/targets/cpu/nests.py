@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd, inf
 
 from tilewright.dtypes import DType
@@ -33,6 +34,7 @@ from tilewright.targets.cpu.schedule import Cluster, KernelScheduler, Partitione
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.transposition import Transposer, Turn, find_turn
+from tilewright.targets.cpu.wide_runs import WideRuns
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
 Bound = dict[Root, dict[int, LaneIndex]]
@@ -70,6 +72,7 @@ class NestEmitter:
         self.scheduler = scheduler
         self.evaluator = evaluator
         self.width = target.vector_bits // 32
+        self.wide_runs = WideRuns(placement.program.function, placement.analysis, self.width)
         self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
         self._quick: set[Root] = set()  # reductions of the innermost loop that pass over NaN by one comparison
 
@@ -122,6 +125,43 @@ class NestEmitter:
     # -- Flat nests -------------------------------------------------------------------------------
 
     def _flat(self, roots: list[Root], bound: Bound) -> None:
+        divisors = self._widened_by(roots, bound)
+        if not divisors:
+            self._flat_nest(roots, bound)
+            return
+        builder, narrow, lanes = self.builder, self.analysis, self.width
+        parts = [self.evaluator.wide_scalar(value) for value in divisors]
+        rest = reduce(lambda left, right: builder.binary("or", left, right), parts)
+        fits = builder.compare("eq", builder.binary("and", rest, builder.integer(lanes - 1)), 0)
+        wide, plain, after = (builder.new_block(f"runs.{hint}") for hint in ("wide", "plain", "end"))
+        before = builder.block
+        builder.branch_if(fits, wide, plain)
+        for block, analysis in ((wide, self.wide_runs.analysis), (plain, narrow)):
+            builder.start(block)
+            self.analysis = self.evaluator.analysis = analysis
+            with self.evaluator.scope(before):
+                self._flat_nest(roots, bound)
+            builder.branch(after)
+        self.analysis = self.evaluator.analysis = narrow
+        builder.start(after)
+
+    def _widened_by(self, roots: Sequence[Root], bound: Bound) -> list[SSAValue]:
+        """The divisors that a second version of a nest asks about, whose vectors have more lanes in it."""
+        if self.target.quick or any(root.kind == "reduce" for root in roots):
+            return []
+        divisors, last = self.wide_runs.divisors, {root: len(root.domain) - 1 for root in roots}
+        if any(divisor not in self.evaluator.scalars for divisor in divisors):
+            return []
+        if not divisors or any(axis < 0 or axis in bound[root] for root, axis in last.items()):
+            return []
+        narrow = self.analysis
+        few = self._granularity(roots, last)
+        self.analysis = self.wide_runs.analysis
+        many = self._granularity(roots, last)
+        self.analysis = narrow
+        return divisors if 0 < few < self.width and many % self.width == 0 else []
+
+    def _flat_nest(self, roots: list[Root], bound: Bound) -> None:
         free = {root: _free(root, bound) for root in roots}
         count = len(free[roots[0]])
         reduced = _reduced_position(roots, free)
