@@ -11,13 +11,16 @@ quotients and roots may be one step off in the directed modes.
 # mypy: disable-error-code="assignment,attr-defined,operator,call-arg,arg-type"
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tilewright.language import core
 from tilewright.language import math as tl_math
 from tilewright.language.extra.bits import step_down, step_up
 from tilewright.language.extra.special import INFINITY
-from tilewright.language.function import language_function
+from tilewright.language.function import SourceFunction, language_function
 from tilewright.language.math import abs, fma, sqrt
-from tilewright.language.types import float32, float64, int32, int64, uint32, uint64
+from tilewright.language.types import dtype, float32, float64, int32, int64, uint32, uint64
 
 
 @language_function
@@ -109,172 +112,105 @@ def _fused(x, y, z, MODE: core.constexpr):
     return _directed(result, error, finite, (x * y + z).dtype, MODE)
 
 
-@language_function
-def add_rn(x, y):
-    """x + y, to nearest."""
-    return x + y
+# Functions in the four modes -------------------------------------------------------------------
+
+_MODES = {"rn": "to nearest even", "rz": "toward zero", "rd": "down", "ru": "up"}
+
+
+def _in_modes(
+    name: str, summary: str, function: SourceFunction, count: int = 1, kinds: tuple[dtype, dtype] | None = None
+) -> list[SourceFunction]:
+    """A function of `count` numbers, which takes `kinds` and a mode after them, in each mode by its public name."""
+    found = []
+    for mode, words in _MODES.items():
+        bound = _bound(function, count, kinds, mode)
+        bound.__name__ = bound.__qualname__ = f"{name}_{mode}"
+        bound.__doc__ = f"{summary}, {words}."
+        found.append(language_function(bound))
+    return found
+
+
+def _bound(function: SourceFunction, count: int, kinds: tuple[dtype, dtype] | None, mode: str) -> Callable[..., Any]:
+    source, result = kinds or (None, None)
+
+    def converted(x):
+        return function(x, source, result, mode)
+
+    def unary(x):
+        return function(x, mode)
+
+    def binary(x, y):
+        return function(x, y, mode)
+
+    def ternary(x, y, z):
+        return function(x, y, z, mode)
+
+    return converted if kinds else (unary, binary, ternary)[count - 1]
+
+
+# Arithmetic --------------------------------------------------------------------------------------
 
 
 @language_function
-def add_rz(x, y):
-    """x + y, toward zero."""
-    return _added(x, y, "rz")
+def _sum(x, y, MODE: core.constexpr):
+    if MODE == "rn":
+        return x + y
+    else:
+        return _added(x, y, MODE)
 
 
 @language_function
-def add_rd(x, y):
-    """x + y, down."""
-    return _added(x, y, "rd")
+def _difference(x, y, MODE: core.constexpr):
+    if MODE == "rn":
+        return x - y
+    else:
+        return _added(x, -y, MODE)
 
 
 @language_function
-def add_ru(x, y):
-    """x + y, up."""
-    return _added(x, y, "ru")
+def _product(x, y, MODE: core.constexpr):
+    if MODE == "rn":
+        return x * y
+    else:
+        return _multiplied(x, y, MODE)
 
 
 @language_function
-def sub_rn(x, y):
-    """x - y, to nearest."""
-    return x - y
+def _quotient(x, y, MODE: core.constexpr):
+    if MODE == "rn":
+        return core.div_rn(x, y)
+    else:
+        return _divided(x, y, MODE)
 
 
 @language_function
-def sub_rz(x, y):
-    """x - y, toward zero."""
-    return _added(x, -y, "rz")
+def _reciprocal(x, MODE: core.constexpr):
+    return _quotient(core.full(x.shape, 1.0, x.dtype), x, MODE)
 
 
 @language_function
-def sub_rd(x, y):
-    """x - y, down."""
-    return _added(x, -y, "rd")
+def _root(x, MODE: core.constexpr):
+    if MODE == "rn":
+        return tl_math.sqrt_rn(x)
+    else:
+        return _rooted(x, MODE)
 
 
 @language_function
-def sub_ru(x, y):
-    """x - y, up."""
-    return _added(x, -y, "ru")
+def _multiply_add(x, y, z, MODE: core.constexpr):
+    if MODE == "rn":
+        return fma(x, y, z)
+    else:
+        return _fused(x, y, z, MODE)
 
 
-@language_function
-def mul_rn(x, y):
-    """x * y, to nearest."""
-    return x * y
-
-
-@language_function
-def mul_rz(x, y):
-    """x * y, toward zero."""
-    return _multiplied(x, y, "rz")
-
-
-@language_function
-def mul_rd(x, y):
-    """x * y, down."""
-    return _multiplied(x, y, "rd")
-
-
-@language_function
-def mul_ru(x, y):
-    """x * y, up."""
-    return _multiplied(x, y, "ru")
-
-
-@language_function
-def div_rn(x, y):
-    """x / y, to nearest."""
-    return core.div_rn(x, y)
-
-
-@language_function
-def div_rz(x, y):
-    """x / y, toward zero."""
-    return _divided(x, y, "rz")
-
-
-@language_function
-def div_rd(x, y):
-    """x / y, down."""
-    return _divided(x, y, "rd")
-
-
-@language_function
-def div_ru(x, y):
-    """x / y, up."""
-    return _divided(x, y, "ru")
-
-
-@language_function
-def rcp_rn(x):
-    """1 / x, to nearest."""
-    return core.div_rn(core.full(x.shape, 1.0, x.dtype), x)
-
-
-@language_function
-def rcp_rz(x):
-    """1 / x, toward zero."""
-    return _divided(core.full(x.shape, 1.0, x.dtype), x, "rz")
-
-
-@language_function
-def rcp_rd(x):
-    """1 / x, down."""
-    return _divided(core.full(x.shape, 1.0, x.dtype), x, "rd")
-
-
-@language_function
-def rcp_ru(x):
-    """1 / x, up."""
-    return _divided(core.full(x.shape, 1.0, x.dtype), x, "ru")
-
-
-@language_function
-def sqrt_rn(x):
-    """Square root, to nearest."""
-    return tl_math.sqrt_rn(x)
-
-
-@language_function
-def sqrt_rz(x):
-    """Square root, toward zero."""
-    return _rooted(x, "rz")
-
-
-@language_function
-def sqrt_rd(x):
-    """Square root, down."""
-    return _rooted(x, "rd")
-
-
-@language_function
-def sqrt_ru(x):
-    """Square root, up."""
-    return _rooted(x, "ru")
-
-
-@language_function
-def fma_rn(x, y, z):
-    """x * y + z, rounded once, to nearest."""
-    return fma(x, y, z)
-
-
-@language_function
-def fma_rz(x, y, z):
-    """x * y + z, rounded once, toward zero."""
-    return _fused(x, y, z, "rz")
-
-
-@language_function
-def fma_rd(x, y, z):
-    """x * y + z, rounded once, down."""
-    return _fused(x, y, z, "rd")
-
-
-@language_function
-def fma_ru(x, y, z):
-    """x * y + z, rounded once, up."""
-    return _fused(x, y, z, "ru")
+add_rn, add_rz, add_rd, add_ru = _in_modes("add", "x + y", _sum, 2)
+sub_rn, sub_rz, sub_rd, sub_ru = _in_modes("sub", "x - y", _difference, 2)
+mul_rn, mul_rz, mul_rd, mul_ru = _in_modes("mul", "x * y", _product, 2)
+div_rn, div_rz, div_rd, div_ru = _in_modes("div", "x / y", _quotient, 2)
+rcp_rn, rcp_rz, rcp_rd, rcp_ru = _in_modes("rcp", "1 / x", _reciprocal)
+sqrt_rn, sqrt_rz, sqrt_rd, sqrt_ru = _in_modes("sqrt", "Square root", _root)
+fma_rn, fma_rz, fma_rd, fma_ru = _in_modes("fma", "x * y + z, rounded once", _multiply_add, 3)
 
 
 # Conversions -------------------------------------------------------------------------------------
@@ -318,375 +254,53 @@ def _to_float(x, dtype: core.constexpr, MODE: core.constexpr):
 
 
 @language_function
-def double2float_rn(x):
-    """float64 to float32, to nearest."""
-    return x.to(float32)
+def _narrowed(x, MODE: core.constexpr):
+    if MODE == "rn":
+        return x.to(float32)
+    else:
+        return _directed(x.to(float64), 0.0, _finite(x), float32, MODE)
 
 
 @language_function
-def double2float_rz(x):
-    """float64 to float32, toward zero."""
-    return _directed(x.to(float64), 0.0, _finite(x), float32, "rz")
+def _whole(x, dtype: core.constexpr, seen: core.constexpr, MODE: core.constexpr):
+    """`_to_integer`, whose unsigned numbers are seen as signed ones."""
+    return _to_integer(x, dtype, MODE).to(seen, bitcast=True)
 
 
 @language_function
-def double2float_rd(x):
-    """float64 to float32, down."""
-    return _directed(x.to(float64), 0.0, _finite(x), float32, "rd")
-
-
-@language_function
-def double2float_ru(x):
-    """float64 to float32, up."""
-    return _directed(x.to(float64), 0.0, _finite(x), float32, "ru")
-
-
-@language_function
-def float2int_rn(x):
-    """float32 to int32, to nearest even; kept inside its range."""
-    return _to_integer(x, int32, "rn")
-
-
-@language_function
-def float2int_rz(x):
-    """float32 to int32, toward zero; kept inside its range."""
-    return _to_integer(x, int32, "rz")
-
-
-@language_function
-def float2int_rd(x):
-    """float32 to int32, down; kept inside its range."""
-    return _to_integer(x, int32, "rd")
-
-
-@language_function
-def float2int_ru(x):
-    """float32 to int32, up; kept inside its range."""
-    return _to_integer(x, int32, "ru")
-
-
-@language_function
-def float2uint_rn(x):
-    """float32 to uint32, seen as int32, to nearest even; kept inside its range."""
-    return _to_integer(x, uint32, "rn").to(int32, bitcast=True)
-
-
-@language_function
-def float2uint_rz(x):
-    """float32 to uint32, seen as int32, toward zero; kept inside its range."""
-    return _to_integer(x, uint32, "rz").to(int32, bitcast=True)
-
-
-@language_function
-def float2uint_rd(x):
-    """float32 to uint32, seen as int32, down; kept inside its range."""
-    return _to_integer(x, uint32, "rd").to(int32, bitcast=True)
-
-
-@language_function
-def float2uint_ru(x):
-    """float32 to uint32, seen as int32, up; kept inside its range."""
-    return _to_integer(x, uint32, "ru").to(int32, bitcast=True)
-
-
-@language_function
-def float2ll_rn(x):
-    """float32 to int64, to nearest even; kept inside its range."""
-    return _to_integer(x, int64, "rn")
-
-
-@language_function
-def float2ll_rz(x):
-    """float32 to int64, toward zero; kept inside its range."""
-    return _to_integer(x, int64, "rz")
-
-
-@language_function
-def float2ll_rd(x):
-    """float32 to int64, down; kept inside its range."""
-    return _to_integer(x, int64, "rd")
-
-
-@language_function
-def float2ll_ru(x):
-    """float32 to int64, up; kept inside its range."""
-    return _to_integer(x, int64, "ru")
-
-
-@language_function
-def float2ull_rn(x):
-    """float32 to uint64, seen as int64, to nearest even; kept inside its range."""
-    return _to_integer(x, uint64, "rn").to(int64, bitcast=True)
-
-
-@language_function
-def float2ull_rz(x):
-    """float32 to uint64, seen as int64, toward zero; kept inside its range."""
-    return _to_integer(x, uint64, "rz").to(int64, bitcast=True)
-
-
-@language_function
-def float2ull_rd(x):
-    """float32 to uint64, seen as int64, down; kept inside its range."""
-    return _to_integer(x, uint64, "rd").to(int64, bitcast=True)
-
-
-@language_function
-def float2ull_ru(x):
-    """float32 to uint64, seen as int64, up; kept inside its range."""
-    return _to_integer(x, uint64, "ru").to(int64, bitcast=True)
-
-
-@language_function
-def double2int_rn(x):
-    """float64 to int32, to nearest even; kept inside its range."""
-    return _to_integer(x, int32, "rn")
-
-
-@language_function
-def double2int_rz(x):
-    """float64 to int32, toward zero; kept inside its range."""
-    return _to_integer(x, int32, "rz")
-
-
-@language_function
-def double2int_rd(x):
-    """float64 to int32, down; kept inside its range."""
-    return _to_integer(x, int32, "rd")
-
-
-@language_function
-def double2int_ru(x):
-    """float64 to int32, up; kept inside its range."""
-    return _to_integer(x, int32, "ru")
-
-
-@language_function
-def double2uint_rn(x):
-    """float64 to uint32, seen as int32, to nearest even; kept inside its range."""
-    return _to_integer(x, uint32, "rn").to(int32, bitcast=True)
-
-
-@language_function
-def double2uint_rz(x):
-    """float64 to uint32, seen as int32, toward zero; kept inside its range."""
-    return _to_integer(x, uint32, "rz").to(int32, bitcast=True)
-
-
-@language_function
-def double2uint_rd(x):
-    """float64 to uint32, seen as int32, down; kept inside its range."""
-    return _to_integer(x, uint32, "rd").to(int32, bitcast=True)
-
-
-@language_function
-def double2uint_ru(x):
-    """float64 to uint32, seen as int32, up; kept inside its range."""
-    return _to_integer(x, uint32, "ru").to(int32, bitcast=True)
-
-
-@language_function
-def double2ll_rn(x):
-    """float64 to int64, to nearest even; kept inside its range."""
-    return _to_integer(x, int64, "rn")
-
-
-@language_function
-def double2ll_rz(x):
-    """float64 to int64, toward zero; kept inside its range."""
-    return _to_integer(x, int64, "rz")
-
-
-@language_function
-def double2ll_rd(x):
-    """float64 to int64, down; kept inside its range."""
-    return _to_integer(x, int64, "rd")
-
-
-@language_function
-def double2ll_ru(x):
-    """float64 to int64, up; kept inside its range."""
-    return _to_integer(x, int64, "ru")
-
-
-@language_function
-def double2ull_rn(x):
-    """float64 to uint64, seen as int64, to nearest even; kept inside its range."""
-    return _to_integer(x, uint64, "rn").to(int64, bitcast=True)
-
-
-@language_function
-def double2ull_rz(x):
-    """float64 to uint64, seen as int64, toward zero; kept inside its range."""
-    return _to_integer(x, uint64, "rz").to(int64, bitcast=True)
-
-
-@language_function
-def double2ull_rd(x):
-    """float64 to uint64, seen as int64, down; kept inside its range."""
-    return _to_integer(x, uint64, "rd").to(int64, bitcast=True)
-
-
-@language_function
-def double2ull_ru(x):
-    """float64 to uint64, seen as int64, up; kept inside its range."""
-    return _to_integer(x, uint64, "ru").to(int64, bitcast=True)
-
-
-@language_function
-def int2float_rn(x):
-    """int32 to float32, to nearest even."""
-    return _to_float(x.to(int32), float32, "rn")
-
-
-@language_function
-def int2float_rz(x):
-    """int32 to float32, toward zero."""
-    return _to_float(x.to(int32), float32, "rz")
-
-
-@language_function
-def int2float_rd(x):
-    """int32 to float32, down."""
-    return _to_float(x.to(int32), float32, "rd")
-
-
-@language_function
-def int2float_ru(x):
-    """int32 to float32, up."""
-    return _to_float(x.to(int32), float32, "ru")
-
-
-@language_function
-def int2double_rn(x):
-    """int32 to float64, to nearest even."""
-    return _to_float(x.to(int32), float64, "rn")
-
-
-@language_function
-def uint2float_rn(x):
-    """uint32 to float32, to nearest even."""
-    return _to_float(x.to(uint32), float32, "rn")
-
-
-@language_function
-def uint2float_rz(x):
-    """uint32 to float32, toward zero."""
-    return _to_float(x.to(uint32), float32, "rz")
-
-
-@language_function
-def uint2float_rd(x):
-    """uint32 to float32, down."""
-    return _to_float(x.to(uint32), float32, "rd")
-
-
-@language_function
-def uint2float_ru(x):
-    """uint32 to float32, up."""
-    return _to_float(x.to(uint32), float32, "ru")
-
-
-@language_function
-def uint2double_rn(x):
-    """uint32 to float64, to nearest even."""
-    return _to_float(x.to(uint32), float64, "rn")
-
-
-@language_function
-def ll2float_rn(x):
-    """int64 to float32, to nearest even."""
-    return _to_float(x.to(int64), float32, "rn")
-
-
-@language_function
-def ll2float_rz(x):
-    """int64 to float32, toward zero."""
-    return _to_float(x.to(int64), float32, "rz")
-
-
-@language_function
-def ll2float_rd(x):
-    """int64 to float32, down."""
-    return _to_float(x.to(int64), float32, "rd")
-
-
-@language_function
-def ll2float_ru(x):
-    """int64 to float32, up."""
-    return _to_float(x.to(int64), float32, "ru")
-
-
-@language_function
-def ll2double_rn(x):
-    """int64 to float64, to nearest even."""
-    return _to_float(x.to(int64), float64, "rn")
-
-
-@language_function
-def ll2double_rz(x):
-    """int64 to float64, toward zero."""
-    return _to_float(x.to(int64), float64, "rz")
-
-
-@language_function
-def ll2double_rd(x):
-    """int64 to float64, down."""
-    return _to_float(x.to(int64), float64, "rd")
-
-
-@language_function
-def ll2double_ru(x):
-    """int64 to float64, up."""
-    return _to_float(x.to(int64), float64, "ru")
-
-
-@language_function
-def ull2float_rn(x):
-    """uint64 to float32, to nearest even."""
-    return _to_float(x.to(uint64), float32, "rn")
-
-
-@language_function
-def ull2float_rz(x):
-    """uint64 to float32, toward zero."""
-    return _to_float(x.to(uint64), float32, "rz")
-
-
-@language_function
-def ull2float_rd(x):
-    """uint64 to float32, down."""
-    return _to_float(x.to(uint64), float32, "rd")
-
-
-@language_function
-def ull2float_ru(x):
-    """uint64 to float32, up."""
-    return _to_float(x.to(uint64), float32, "ru")
-
-
-@language_function
-def ull2double_rn(x):
-    """uint64 to float64, to nearest even."""
-    return _to_float(x.to(uint64), float64, "rn")
-
-
-@language_function
-def ull2double_rz(x):
-    """uint64 to float64, toward zero."""
-    return _to_float(x.to(uint64), float64, "rz")
-
-
-@language_function
-def ull2double_rd(x):
-    """uint64 to float64, down."""
-    return _to_float(x.to(uint64), float64, "rd")
-
-
-@language_function
-def ull2double_ru(x):
-    """uint64 to float64, up."""
-    return _to_float(x.to(uint64), float64, "ru")
+def _floating(x, source: core.constexpr, dtype: core.constexpr, MODE: core.constexpr):
+    return _to_float(x.to(source), dtype, MODE)
+
+
+def _to_integers(name: str, result: dtype, seen: dtype) -> list[SourceFunction]:
+    source = "float32" if name.startswith("float") else "float64"
+    kind = str(result) if result == seen else f"{result}, seen as {seen}"
+    return _in_modes(name, f"{source} to {kind}, kept inside its range", _whole, kinds=(result, seen))
+
+
+def _to_floats(name: str, source: dtype, result: dtype) -> list[SourceFunction]:
+    return _in_modes(name, f"{source} to {result}", _floating, kinds=(source, result))
+
+
+double2float_rn, double2float_rz, double2float_rd, double2float_ru = _in_modes(
+    "double2float", "float64 to float32", _narrowed
+)
+float2int_rn, float2int_rz, float2int_rd, float2int_ru = _to_integers("float2int", int32, int32)
+float2uint_rn, float2uint_rz, float2uint_rd, float2uint_ru = _to_integers("float2uint", uint32, int32)
+float2ll_rn, float2ll_rz, float2ll_rd, float2ll_ru = _to_integers("float2ll", int64, int64)
+float2ull_rn, float2ull_rz, float2ull_rd, float2ull_ru = _to_integers("float2ull", uint64, int64)
+double2int_rn, double2int_rz, double2int_rd, double2int_ru = _to_integers("double2int", int32, int32)
+double2uint_rn, double2uint_rz, double2uint_rd, double2uint_ru = _to_integers("double2uint", uint32, int32)
+double2ll_rn, double2ll_rz, double2ll_rd, double2ll_ru = _to_integers("double2ll", int64, int64)
+double2ull_rn, double2ull_rz, double2ull_rd, double2ull_ru = _to_integers("double2ull", uint64, int64)
+int2float_rn, int2float_rz, int2float_rd, int2float_ru = _to_floats("int2float", int32, float32)
+uint2float_rn, uint2float_rz, uint2float_rd, uint2float_ru = _to_floats("uint2float", uint32, float32)
+ll2float_rn, ll2float_rz, ll2float_rd, ll2float_ru = _to_floats("ll2float", int64, float32)
+ull2float_rn, ull2float_rz, ull2float_rd, ull2float_ru = _to_floats("ull2float", uint64, float32)
+int2double_rn, *_ = _to_floats("int2double", int32, float64)  # exact in each mode
+uint2double_rn, *_ = _to_floats("uint2double", uint32, float64)
+ll2double_rn, ll2double_rz, ll2double_rd, ll2double_ru = _to_floats("ll2double", int64, float64)
+ull2double_rn, ull2double_rz, ull2double_rd, ull2double_ru = _to_floats("ull2double", uint64, float64)
 
 
 __all__ = [
