@@ -41,13 +41,9 @@ _LONGEST_KERNEL = 30.0  # seconds that the end of the interpreter waits for a ke
 
 
 def build_quickly_first(
-    graph: Graph,
-    target: str | Target | Sequence[str | Target] = "auto",
-    progress: Progress | None = None,
-    source: str = "",
-    tuning: Tuning | None = None,
-    precision: str = IEEE,
-) -> Engine:
+    graph: Graph, target: str | Target | Sequence[str | Target] = "auto", progress: Progress | None = None,
+    source: str = "", tuning: Tuning | None = None, precision: str = IEEE,
+) -> Engine:  # fmt: skip
     """The engine of effort 0, which takes the machine code of the full build when a thread has finished that.
 
     Arguments and errors are those of `build`, `progress` is told of the quick build alone.  What the full build raises

@@ -51,14 +51,9 @@ def rebuild_engine(
 
 
 def build_graph(
-    graph: Graph,
-    targets: Sequence[str | Target],
-    progress: Callable[[str, str, float], None] | None,
-    origin: str,
-    tuning: Tuning | None = None,
-    problem: str = _PROBLEM,
-    precision: str = IEEE,
-) -> Engine:
+    graph: Graph, targets: Sequence[str | Target], progress: Callable[[str, str, float], None] | None, origin: str,
+    tuning: Tuning | None = None, problem: str = _PROBLEM, precision: str = IEEE,
+) -> Engine:  # fmt: skip
     """Build a graph that came from a file, so that it may be one that no importer would make.
 
     Raises as `build` does, and `EngineDamagedError` where the compiler meets what no importer makes.

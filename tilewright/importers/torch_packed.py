@@ -32,15 +32,9 @@ def _(lengths: Tensor, steps: int) -> Tensor:
 
 @torch.library.custom_op("tilewright::padded_layers", mutates_args=())
 def padded_layers(
-    x: Tensor,
-    lengths: Tensor,
-    states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    layers: int,
-    bidirectional: bool,
-    kind: str,
-) -> list[Tensor]:
+    x: Tensor, lengths: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, layers: int,
+    bidirectional: bool, kind: str,
+) -> list[Tensor]:  # fmt: skip
     """Recurrent layers over padded sequences [steps, batch, width]: outputs, zeros after each end, and last states.
 
     `kind`: ``LSTM``, ``GRU``, ``RNN_TANH`` or ``RNN_RELU``; the rest as for PyTorch's operators.

@@ -43,12 +43,9 @@ class SymbolTable:
     """The sympy symbols of one program and the graph symbols they became."""
 
     def __init__(
-        self,
-        builder: GraphBuilder,
-        ranges: Mapping[Any, Any],
-        squeezed: frozenset[str] = frozenset(),
+        self, builder: GraphBuilder, ranges: Mapping[Any, Any], squeezed: frozenset[str] = frozenset(),
         run_time: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`squeezed` names the symbols that are never 1 (`squeezed_symbols`). With `run_time`, sizes that depend on
         data become symbols whose values the run finds; a node must tell each of them. Those that floats of sizes give
         are always such."""

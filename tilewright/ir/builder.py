@@ -36,12 +36,9 @@ class Builder:
             self.current = saved
 
     def create(
-        self,
-        opcode: str,
-        operands: Sequence[SSAValue] = (),
-        attributes: Mapping[str, Attribute] | None = None,
+        self, opcode: str, operands: Sequence[SSAValue] = (), attributes: Mapping[str, Attribute] | None = None,
         regions: Sequence[Region] = (),
-    ) -> Operation:
+    ) -> Operation:  # fmt: skip
         """Append an operation, its result types inferred by the op table.
 
         Raises `InvalidIRError` naming the opcode, the location and the rule that is broken.

@@ -105,14 +105,9 @@ class CompiledKernel(ABC):
     image_name: str  # what `asm` calls the machine code
 
     def __init__(
-        self,
-        name: str,
-        target: Target,
-        binary: Binary,
-        options: Any,
-        interface: Interface,
-        trace: Callable[[], Function],
-    ) -> None:
+        self, name: str, target: Target, binary: Binary, options: Any, interface: Interface, trace: Callable[[],
+        Function],
+    ) -> None:  # fmt: skip
         self.name = name
         self.target = target
         self.binary = binary

@@ -19,13 +19,9 @@ _MODES: dict[str, Callable[[np.ndarray], Any]] = {
 
 
 def do_bench(
-    fn: Callable[[], Any],
-    warmup: float = 25,
-    rep: float = 100,
-    grad_to_none: Sequence[Any] | None = None,
-    quantiles: Sequence[float] | None = None,
-    return_mode: str = "mean",
-) -> Any:
+    fn: Callable[[], Any], warmup: float = 25, rep: float = 100, grad_to_none: Sequence[Any] | None = None,
+    quantiles: Sequence[float] | None = None, return_mode: str = "mean",
+) -> Any:  # fmt: skip
     """Milliseconds that a call of `fn` takes.
 
     `warmup` and `rep` are milliseconds to spend before and while timing; at least one call each.

@@ -81,13 +81,9 @@ class TilewrightBackend(Backend):
 
     @classmethod
     def run_node(
-        cls,
-        node: onnx.NodeProto,
-        inputs: Any,
-        device: str = "CPU",
-        outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Sequence[tuple[np.dtype, tuple[int,
+        ...]]] | None = None, **kwargs: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         """One operation of the newest opset, or of `opset_version`, on arrays; a named tuple by its outputs' names."""
         names = [name for name in node.input if name]
         arrays = dict(zip(names, inputs, strict=True)) if not isinstance(inputs, Mapping) else dict(inputs)

@@ -225,15 +225,9 @@ def _reduced(x: Tensor, kind: str = "sum", axis: int = -1) -> Tensor:
 
 
 def _product(
-    a: Tensor,
-    b: Tensor,
-    bias: Any = None,
-    activation: Any = None,
-    residual: Any = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    out_dtype: str | None = None,
-) -> Tensor:
+    a: Tensor, b: Tensor, bias: Any = None, activation: Any = None, residual: Any = None, scale_a: Any = None,
+    scale_b: Any = None, out_dtype: str | None = None,
+) -> Tensor:  # fmt: skip
     _factors(a, b)
     shape = (*a.shape[:-1], b.shape[-1])
     _fits("bias", bias, shape[-1:])

@@ -22,14 +22,9 @@ _REFUSING = ctypes.CFUNCTYPE(ctypes.c_int32, *_PARAMETERS)
 
 
 def launch(
-    address: int,
-    slots: bytes,
-    grid: tuple[int, int, int],
-    scratch_bytes: int = 0,
-    threads: int | None = None,
-    record: int | None = None,
-    refuses: bool = False,
-) -> bool:
+    address: int, slots: bytes, grid: tuple[int, int, int], scratch_bytes: int = 0, threads: int | None = None,
+    record: int | None = None, refuses: bool = False,
+) -> bool:  # fmt: skip
     """Run every instance of `grid` of the kernel at `address`; returns when all are finished.
 
     The result says whether one that `refuses` did so: then nothing was run.

@@ -153,13 +153,9 @@ class Session:
         return dict(zip(self._output_names, results, strict=True))
 
     def _launch(
-        self,
-        binding: Binding,
-        values: Sequence[int],
-        addresses: Sequence[int],
-        threads: int | None,
+        self, binding: Binding, values: Sequence[int], addresses: Sequence[int], threads: int | None,
         profile: ctypes.Array[ctypes.c_int64] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """One native call; `addresses` are those of the inputs, then of the outputs."""
         share = is_shared(binding)
         workers = worker_count(threads) if share else 1

@@ -57,13 +57,9 @@ class ASTSource:
     ext = "ttir"
 
     def __init__(
-        self,
-        fn: JITFunction,
-        signature: Mapping[str, str],
-        constexprs: Mapping[Any, Any] | None = None,
-        attrs: Any = None,
-        constants: Mapping[Any, Any] | None = None,
-    ) -> None:
+        self, fn: JITFunction, signature: Mapping[str, str], constexprs: Mapping[Any, Any] | None = None,
+        attrs: Any = None, constants: Mapping[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.fn = fn
         self.name = fn.name
         if any(not isinstance(name, str) for name in signature):

@@ -184,17 +184,9 @@ def linear(call: TorchCall, x: Value, weight: Value, bias: Value | None = None) 
 
 @rule("convolution.default")
 def convolution(
-    call: TorchCall,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Value:
+    call: TorchCall, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
     count = weight.rank - 2
     strides, pads, steps, extra = (_each(item, count) for item in (stride, padding, dilation, output_padding))
     batched = x if x.rank == weight.rank else call.unsqueeze(x, 0)
@@ -342,21 +334,10 @@ def _self_attention(
 
 @rule("_native_multi_head_attention.default")
 def fused_attention(
-    call: TorchCall,
-    query: Value,
-    key: Value,
-    value: Value,
-    embed_dim: int,
-    heads: int,
-    packed_weight: Value,
-    packed_bias: Value,
-    weight: Value,
-    bias: Value,
-    mask: Value | None = None,
-    need_weights: bool = True,
-    average_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[Value, None]:
+    call: TorchCall, query: Value, key: Value, value: Value, embed_dim: int, heads: int, packed_weight: Value,
+    packed_bias: Value, weight: Value, bias: Value, mask: Value | None = None, need_weights: bool = True,
+    average_weights: bool = True, mask_type: int | None = None,
+) -> tuple[Value, None]:  # fmt: skip
     if query is not key or key is not value:
         raise Unsupported(
             "fused attention over different tensors", "call torch.backends.mha.set_fastpath_enabled(False)"

@@ -91,14 +91,9 @@ class _AsynchronousMachine:
     handlers = HANDLERS
 
     def __init__(
-        self,
-        function: Function,
-        values: Mapping[SSAValue, Any],
-        extents: tuple[int, int, int],
-        instance: Callable[..., Any],
-        draw: random.Random,
-        warp_threads: int,
-    ) -> None:
+        self, function: Function, values: Mapping[SSAValue, Any], extents: tuple[int, int, int],
+        instance: Callable[..., Any], draw: random.Random, warp_threads: int,
+    ) -> None:  # fmt: skip
         self.warp_threads = warp_threads
         self.function, self.values, self.extents, self.instance, self.draw = function, values, extents, instance, draw
         self.ctas: list[Cta] = []

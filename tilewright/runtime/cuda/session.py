@@ -116,13 +116,9 @@ class CudaSession:
     # -- Calls --------------------------------------------------------------------------------------------------------
 
     def run(
-        self,
-        inputs: Mapping[str, Any],
-        out: Mapping[str, Any] | None = None,
-        threads: int | None = None,
-        *,
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None, *,
         like: Any = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect.
 
         Fresh outputs are of the kind of `like`, None for the first input.
@@ -263,13 +259,9 @@ class CudaSession:
             check_indices(ranges, [found.owner for found in views])
 
     def _bind_outputs(
-        self,
-        inputs: Mapping[str, Any],
-        views: Sequence[DeviceView],
-        binding: Binding,
-        out: Mapping[str, Any],
+        self, inputs: Mapping[str, Any], views: Sequence[DeviceView], binding: Binding, out: Mapping[str, Any],
         like: Any,
-    ) -> tuple[dict[str, Any], list[DeviceView]]:
+    ) -> tuple[dict[str, Any], list[DeviceView]]:  # fmt: skip
         """Results by name, and the memory of all outputs."""
         if out:
             self._shapes.check_out(inputs, out)

@@ -69,15 +69,9 @@ class TensorForm:
     """
 
     def __init__(
-        self,
-        use: TensorMapUse,
-        shape: _Extents,
-        strides: _Extents,
-        rounded: bool = False,
-        steps: _Extents | None = None,
-        *,
-        name: str = "tensor",
-    ) -> None:
+        self, use: TensorMapUse, shape: _Extents, strides: _Extents, rounded: bool = False,
+        steps: _Extents | None = None, *, name: str = "tensor",
+    ) -> None:  # fmt: skip
         self._name = name
         self._text = f"{list(shape)} of {use.element.name}, in boxes of {list(use.box)}"
         steps = steps or (1,) * len(shape)

@@ -490,15 +490,9 @@ class LLVMBuilder:
     # -- Calls ----------------------------------------------------------------------------------
 
     def call(
-        self,
-        name: str,
-        return_type: str,
-        arguments: Sequence[LLVMValue],
-        *,
-        declared: Sequence[str] | None = None,
-        attributes: str = "",
-        flags: str = "",
-    ) -> LLVMValue:
+        self, name: str, return_type: str, arguments: Sequence[LLVMValue], *, declared: Sequence[str] | None = None,
+        attributes: str = "", flags: str = "",
+    ) -> LLVMValue:  # fmt: skip
         """Call a function by name and declare it if the module does not define it.
 
         `declared` gives the declaration's parameter types when the call's argument types carry attributes.

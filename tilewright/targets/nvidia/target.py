@@ -79,12 +79,9 @@ class NvidiaTarget:
 
     @classmethod
     def for_capability(
-        cls,
-        capability: tuple[int, int],
-        multiprocessors: int | None = None,
-        l2_bytes: int | None = None,
+        cls, capability: tuple[int, int], multiprocessors: int | None = None, l2_bytes: int | None = None,
         card: str = "",
-    ) -> NvidiaTarget:
+    ) -> NvidiaTarget:  # fmt: skip
         """The best target whose code runs on a device of this compute capability.
 
         Machine code runs on later minor versions of its major version.  Raises `TargetError` for a capability

@@ -59,13 +59,9 @@ def load(
 
 
 def store(
-    builder: LLVMBuilder,
-    tensor_map: LLVMValue,
-    coordinates: Sequence[LLVMValue],
-    place: LLVMValue,
-    kind: str = "",
+    builder: LLVMBuilder, tensor_map: LLVMValue, coordinates: Sequence[LLVMValue], place: LLVMValue, kind: str = "",
     eviction: str = "",
-) -> None:
+) -> None:  # fmt: skip
     """Copy the box at `place` to the tensor, or combine it with what is there (`kind` of `TMA_REDUCTIONS`).
 
     Elements outside the tensor are left out.  The copy belongs to the group that the next `commit` closes.
