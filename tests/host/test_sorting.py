@@ -282,3 +282,42 @@ def test_pytorch_sorts_rows_of_any_length(way: str) -> None:
             x = torch.randn(2, length)
             for found, wanted in zip(call(x), module(x), strict=True):
                 torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis", "count", "digits"),
+    [
+        ("float32", (37, 5), 1, 5, False),
+        ("float16", (3, 301), 1, 301, False),
+        ("int8", (301, 3), 0, 301, True),
+        ("bfloat16", (2, 301), 1, 301, True),
+        ("float32", (2, 5_001), 1, 4, False),
+        ("float64", (9, 19), 1, 19, False),
+        ("int64", (30, 4), 0, 7, False),
+        ("uint64", (2, 70), 1, 70, False),
+    ],
+)
+@pytest.mark.parametrize("with_places", [False, True])
+def test_gpus_store_the_numbers_in_order(
+    name: str, shape: tuple[int, int], axis: int, count: int, digits: bool, with_places: bool,
+    small_networks: None, driver: Driver, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """The kernel that finds positions looks the elements up; positions that nobody asks for are not stored."""
+    if digits:
+        monkeypatch.setattr(simt, "MERGE_CLOCKS", 1e9)
+    dtype = BY_NAME[name]
+    b = GraphBuilder("sorting")
+    x = b.input("x", dtype, shape)
+    places = b.op("argsort", [x], axis=axis, count=count, descending=count % 2 == 0)
+    b.output(b.op("gather_elements", [x, places], axis=axis), "values")
+    if with_places:
+        b.output(places, "places")
+    numbers = odd_numbers(rng, dtype, shape)
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert not any("gather_elements" in engine.kernel_name(c.kernel) for s in engine.plan.steps for c in s.choices)
+    found = engine.run({"x": numbers})
+    order = expected(numbers, axis, count, count % 2 == 0)
+    wanted = np.take_along_axis(numbers, order, axis)
+    assert found["values"].tobytes() == np.ascontiguousarray(wanted).tobytes()  # -0.0 and NaN as they were
+    if with_places:
+        np.testing.assert_array_equal(found["places"], order)

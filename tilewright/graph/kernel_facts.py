@@ -78,7 +78,9 @@ class KernelFacts:
     scores_for_operand: int = 0  # and so many for each byte of the operands and the result
 
     # Sorting
-    sorted_bits: int = 0  # of a number, by which one kernel sorts rows
+    sorted_bits: int = 0  # of a number, by which one kernel sorts rows of any length
+    wide_row: int = 0  # elements of rows up to which one kernel sorts wider numbers
+    sorts_values: bool = False  # those of sorting store the numbers in order as well, or instead of their positions
     selected: int = 0  # largest elements that are faster found one after the other
     compared_row: int = 0  # elements of rows up to which comparing all pairs is faster,
     compared_pairs: int = 0  # or so many pairs in all,

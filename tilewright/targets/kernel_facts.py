@@ -39,6 +39,8 @@ CPU_KERNELS = replace(
     compared_row=48,
 )
 
+SORTED_ROW = 4096  # the longest row that a GPU's CTA sorts in registers
+
 GPU_KERNELS = replace(
     _ALL_KERNELS,
     attention_quantizes=True,
@@ -61,6 +63,8 @@ GPU_KERNELS = replace(
     widest_head=4096,
     register_head=128,
     sorted_bits=32,
+    wide_row=SORTED_ROW,
+    sorts_values=True,
     selected=1,
     compared_pairs=1 << 24,
     network_row=512,

@@ -15,7 +15,7 @@ The rules, in this order:
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor, and lookups at positions that they compute.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.  Where the target's
-   kernels quantize, it takes the quantization of its results as well.
+   kernels quantize, it takes the quantization of its results as well.  Sorting takes the look-up of what it sorts.
 5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.  Kernels of
    running sums are generated on some targets only.
 6. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
@@ -41,6 +41,7 @@ from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_lookups import join_lookups
 from tilewright.graph.passes.fuse_norms import take_norms
 from tilewright.graph.passes.fuse_rows import join_rows
+from tilewright.graph.passes.fuse_sorted import take_sorted
 from tilewright.graph.passes.fuse_stores import join_stores
 from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
 
@@ -63,6 +64,8 @@ def fuse(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> FusedGraph:
                 _take_image(drafts, draft, remarks)
     if kernels.attention_quantizes:
         take_quantization(drafts, remarks)
+    if kernels.sorts_values:
+        take_sorted(drafts, remarks)
     join_excitations(drafts, remarks)
     if kernels.normed_rows:
         take_norms(drafts, remarks)  # before sums are left to norms that are no kernels then

@@ -21,7 +21,10 @@ _FEW_POSITIONS = 8  # that are compared one by one
 
 def sorting(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with each `argsort` as these kernels take it, or without; the same graph when they take all."""
-    return apply_rules(graph, {"argsort": [functools.partial(_argsort, kernels=kernels)]})
+    rules = {"argsort": [functools.partial(_argsort, kernels=kernels)]}
+    if kernels.sorts_values:
+        rules["gather_elements"] = [_values_of_rows]
+    return apply_rules(graph, rules)
 
 
 def _argsort(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
@@ -37,7 +40,24 @@ def _argsort(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value
         return rewriter.op("permute", [found], order=order)
     if _is_compared(x, kernels):
         return _compared(rewriter, x, count, descending)
-    return _by_halves(rewriter, x, count, descending) if 0 < kernels.sorted_bits < x.dtype.bits else None
+    if not 0 < kernels.sorted_bits < x.dtype.bits or upper_bound(x.shape[last]) <= kernels.wide_row:
+        return None
+    return _by_halves(rewriter, x, count, descending)
+
+
+def _values_of_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """Numbers at the places of an `argsort` of permuted rows, looked up in those rows, whose kernel can store them."""
+    source, places = node.inputs
+    moved = rewriter.producer(places, "permute")
+    found = None if moved is None else rewriter.producer(moved.inputs[0], "argsort")
+    rows = None if found is None else rewriter.producer(found.inputs[0], "permute")
+    if moved is None or found is None or rows is None or rows.inputs[0] is not source:
+        return None
+    order = moved.attributes["order"]
+    if order != rows.attributes["order"] or order[found.attributes["axis"]] != node.attributes["axis"]:
+        return None
+    values = rewriter.op("gather_elements", [rows.output, found.output], axis=found.attributes["axis"])
+    return rewriter.op("permute", [values], order=order)
 
 
 def _is_compared(x: Value, kernels: KernelFacts) -> bool:

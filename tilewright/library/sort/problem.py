@@ -10,21 +10,28 @@ from tilewright.dtypes import DType, uint8, uint16, uint32, uint64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.library.candidate import Operand
 from tilewright.symbolic import Size, product, upper_bound
+from tilewright.targets.kernel_facts import SORTED_ROW
 
 KEY_TYPES: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}  # by the bytes of a number
 
 
 @dataclass(frozen=True)
 class Sorting:
-    """An `argsort` along the last dimension: rows, columns, how many positions are wanted (`limit`)."""
+    """An `argsort` along the last dimension: rows, columns, how many of each are wanted (`limit`).
+
+    What is stored are `places`, positions, and `values`, the elements themselves, or one of them.
+    """
 
     anchor: Node
     source: Value
+    places: Value | None
+    values: Value | None
     rows: Size
     columns: Size
     limit: Size
-    pack: DType  # of an element and its position together
+    pack: DType  # of an element and its position together, if they have room in 64 bits
     shift: int  # bits of a position
 
     @property
@@ -35,11 +42,30 @@ class Sorting:
     @property
     def keys(self) -> dict[str, Any]:
         """The constants of what makes them."""
+        return {**self.packing, **self.plain_keys}
+
+    @property
+    def plain_keys(self) -> dict[str, Any]:
+        """The constants of what makes keys without positions."""
         dtype = self.source.dtype
         sign = 1 << (8 * dtype.itemsize - 1) if dtype.is_float or dtype.is_signed else 0
         key = getattr(tl, KEY_TYPES[dtype.itemsize].name)
-        return {**self.packing, "KEY": key, "SIGN": sign, "FLOAT": dtype.is_float,
-                "DESCENDING": self.anchor.attributes["descending"]}  # fmt: skip
+        return {"KEY": key, "SIGN": sign, "FLOAT": dtype.is_float, "DESCENDING": self.anchor.attributes["descending"]}
+
+    def stored(self, between: Value | None = None, read: bool = False) -> tuple[dict[str, Operand], dict[str, None]]:
+        """What a launch stores by the names of its parameters, and the parameters that there is no tensor for: `between`,
+        for the next launch, or the results, for which the last launch looks elements up; `read`: it reads them anyway."""
+        last = between is None
+        found = {
+            "target": between,
+            "places": self.places if last else None,
+            "values": self.values if last else None,
+            "x": self.source if read or (last and self.values is not None) else None,
+        }
+        return (
+            {name: value for name, value in found.items() if value is not None},
+            {name: None for name, value in found.items() if value is None},
+        )
 
     def temporary(self, name: str, columns: Size) -> Value:
         """Packed numbers between launches."""
@@ -47,15 +73,20 @@ class Sorting:
 
 
 def sorting_of(group: Group) -> Sorting:
-    """What a group sorts on a GPU.  Raises `UnsupportedOperationError` for 64 bits and other dimensions."""
+    """What a group sorts on a GPU.  Raises `UnsupportedOperationError` for long rows of 64 bits and other dimensions."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     x = anchor.inputs[0]
-    if x.dtype.itemsize > 4 or anchor.attributes["axis"] != x.rank - 1:
-        raise UnsupportedOperationError(f"argsort of {x!r} on a GPU: only the last axis of up to 32 bits has a kernel")
-    if group.nodes != [anchor]:
-        raise NotImplementedError(f"{group.name}: sorting has no slots")
     columns, bits = x.shape[-1], 8 * x.dtype.itemsize
+    if anchor.attributes["axis"] != x.rank - 1 or (bits > 32 and upper_bound(columns) > SORTED_ROW):
+        raise UnsupportedOperationError(
+            f"argsort of {x!r} on a GPU: only the last axis has a kernel, of more than 32 bits up to {SORTED_ROW} elements"
+        )
+    looked_up = [node.output for node in group.nodes if node is not anchor]
+    if len(looked_up) > 1:
+        raise NotImplementedError(f"{group.name}: sorting has no slots")
     pack = uint32 if bits < 32 and upper_bound(columns) <= 1 << (32 - bits) else uint64
-    shift = pack.bits - bits
-    return Sorting(anchor, x, product(x.shape[:-1]), columns, anchor.output.shape[-1], pack, shift)
+    places = anchor.output if anchor.output in group.outputs else None
+    values = looked_up[0] if looked_up else None
+    shape = product(x.shape[:-1]), columns, anchor.output.shape[-1]
+    return Sorting(anchor, x, places, values, *shape, pack, pack.bits - bits)

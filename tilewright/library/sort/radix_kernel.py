@@ -20,7 +20,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.language.extra.libdevice import popc
 from tilewright.library.sort.kernel import key_of
-from tilewright.library.sort.simt_kernel import own_tile
+from tilewright.library.sort.simt_kernel import own_tile, store_in_order
 
 CHUNK = tl.constexpr(32)  # elements that have a bit each in a mask
 
@@ -98,7 +98,7 @@ def scan_digits(counts, totals, lines, tiles, LINES: tl.constexpr, BLOCK: tl.con
 
 
 @tilewright.jit
-def places(digit, counts, totals, row, tile, tiles, BITS: tl.constexpr):
+def ranks_of(digit, counts, totals, row, tile, tiles, BITS: tl.constexpr):
     """Where elements stand in their row in the order of a digit."""
     members, same = holders(digit, BITS)
     value = tl.arange(0, 1 << BITS)
@@ -111,19 +111,22 @@ def places(digit, counts, totals, row, tile, tiles, BITS: tl.constexpr):
 
 
 @tilewright.jit
-def move_by_digit(source, target, counts, totals, columns, limit, tiles, CHUNKS: tl.constexpr, BITS: tl.constexpr,
-                  FIRST: tl.constexpr, LAST: tl.constexpr, SHIFT: tl.constexpr, KEY: tl.constexpr,
-                  SIGN: tl.constexpr, FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
-    """target[row, :] = source[row, :] in the order of the lowest digit, without it; `LAST`: the first
-    `limit` positions.  `counts` and `totals` are what `scan_digits` leaves.  Grid: (tiles * rows,)."""
+def move_by_digit(source, target, places, values, x, counts, totals, columns, limit, tiles, CHUNKS: tl.constexpr,
+                  BITS: tl.constexpr, FIRST: tl.constexpr, SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr,
+                  FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
+    """target[row, :] = source[row, :] in the order of the lowest digit, without it.  The last pass has no `target` and
+    stores the first `limit` as `sort_rows` does.  `counts` and `totals` are what `scan_digits` leaves.
+
+    Grid: (tiles * rows,)."""
     row, tile = own_tile(tiles)
     column = tile_positions(tile, CHUNKS)
     mask = column < columns
     element = loaded(source, row, column, columns, mask, FIRST, KEY, SIGN, FLOAT, DESCENDING)
-    place = places(digits_of(element, mask, SHIFT, BITS, FIRST), counts, totals, row, tile, tiles, BITS)
+    place = ranks_of(digits_of(element, mask, SHIFT, BITS, FIRST), counts, totals, row, tile, tiles, BITS)
     position = column if FIRST else element & ((1 << SHIFT) - 1)
-    if LAST:
-        tl.store(target + row * limit + place, position.to(tl.int64), mask=mask & (place < limit))
+    if target is None:
+        own = position.to(tl.int64)
+        store_in_order(x, places, values, row, columns, limit, place, own, mask & (place < limit))
     else:
         kind: tl.constexpr = target.dtype.element_ty
         rest = (element >> BITS).to(kind) << SHIFT if FIRST else ((element >> (SHIFT + BITS)) << SHIFT).to(kind)

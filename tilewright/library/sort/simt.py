@@ -18,8 +18,9 @@ from tilewright.library.sort import simt_kernel as kernels
 from tilewright.library.sort.problem import Sorting, sorting_of
 from tilewright.symbolic import Size, ceil_divide, lift, simplify, upper_bound
 from tilewright.targets.base import Target
+from tilewright.targets.kernel_facts import SORTED_ROW
 
-STAGES = 12  # log2 of the elements of a CTA's network, at most
+STAGES = SORTED_ROW.bit_length() - 1  # log2 of the elements of a CTA's network, at most
 NETWORK_ELEMENTS = 1024  # of the networks of short rows together
 EACH = 8  # elements of a thread
 SELECTED = 9  # log2 of the elements of rows from which on the first few are found without sorting all
@@ -32,10 +33,12 @@ LOG2_SELECTED = 9  # log2 of how many first elements of long rows are found with
 
 
 def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The candidate of a group that sorts rows. Raises `UnsupportedOperationError` for elements of 64 bits."""
+    """The candidates of a group that sorts rows. Raises `UnsupportedOperationError` for what has no kernel."""
     sorting = sorting_of(group)
     longest, few = _log2(upper_bound(sorting.columns)), _log2(upper_bound(sorting.limit))
     candidate = partial(_candidate, sorting, group, target)
+    if sorting.source.dtype.itemsize == 8:
+        return [candidate("network", ([_rows(sorting, longest)], []))]
     if longest >= max(few + 3, SELECTED) and few <= min(LOG2_SELECTED, STAGES - 3):
         return [candidate("network", _selected(sorting, longest, few))]
     if isinstance(sorting.columns, int) and sorting.columns >= 2**31:
@@ -81,10 +84,13 @@ def _rows(sorting: Sorting, stages: int) -> KernelCall:
     """Whole rows in registers."""
     rows = max(1, NETWORK_ELEMENTS >> stages)
     sizes = {"rows": sorting.rows, "columns": sorting.columns, "limit": sorting.limit}
-    constants = {"ROWS": rows, "STAGES": stages, **sorting.keys}
-    tensors = {"x": sorting.source, "out": sorting.anchor.output}
+    wide = sorting.source.dtype.itemsize == 8
+    kernel, keys = (kernels.sort_wide_rows, sorting.plain_keys) if wide else (kernels.sort_rows, sorting.keys)
+    tensors, missing = sorting.stored(read=True)
+    del missing["target"]  # one launch does it all
+    constants = {"ROWS": rows, "STAGES": stages, **keys, **missing}
     grid: tuple[Size, Size, Size] = (ceil_divide(sorting.rows, rows), 1, 1)
-    return launch(kernels.sort_rows, tensors, sizes, constants, grid, None, _threads(rows << stages))
+    return launch(kernel, tensors, sizes, constants, grid, None, _threads(rows << stages))
 
 
 def _merged(sorting: Sorting, longest: int) -> tuple[list[KernelCall], list[Value]]:
@@ -97,11 +103,11 @@ def _merged(sorting: Sorting, longest: int) -> tuple[list[KernelCall], list[Valu
     tensors = {"x": sorting.source, "keys": buffers[0]}
     calls = [launch(kernels.sort_tiles, tensors, sizes, {"STAGES": STAGES, **sorting.keys}, grid, None, threads)]
     for number in range(passes):
-        last = number == passes - 1
-        target = sorting.anchor.output if last else buffers[(number + 1) % 2]
-        tensors = {"source": buffers[number % 2], "target": target}
-        constants = {"STAGES": STAGES, "STEPS": longest + 1, "LAST": last, **sorting.packing}
-        sizes = {"padded": padded, "limit": sorting.limit, "tiles": tiles}
+        target = None if number == passes - 1 else buffers[(number + 1) % 2]
+        tensors, missing = sorting.stored(between=target)
+        tensors["source"] = buffers[number % 2]
+        constants = {"STAGES": STAGES, "STEPS": longest + 1, **sorting.packing, **missing}
+        sizes = {"padded": padded, "columns": sorting.columns, "limit": sorting.limit, "tiles": tiles}
         call = launch(kernels.merge_runs, tensors, sizes, constants, grid, None, threads)
         # A parameter of the run, so that all passes are one kernel.
         operands = {**call.operands, "length": 1 << (STAGES + number)}
@@ -118,23 +124,21 @@ def digits_of(dtype: DType) -> list[int]:
 
 def _by_digits(sorting: Sorting, digits: list[int], processors: int) -> tuple[list[KernelCall], list[Value]]:
     """A pass for each digit: tiles are counted, counts added up, elements moved."""
-    rows, columns, out = sorting.rows, sorting.columns, sorting.anchor.output
+    rows, columns, name = sorting.rows, sorting.columns, sorting.anchor.output.name
     tiles = ceil_divide(columns, CHUNKS * int(radix.CHUNK))
     grid: tuple[Size, Size, Size] = (simplify(lift(tiles) * rows), 1, 1)
     position, left = max(1, _log2(upper_bound(columns))), sum(digits)
     most = 1 << max(digits)
-    counts = Value(f"{out.name}.counts", int32, (rows, most, tiles))
-    totals = Value(f"{out.name}.totals", int32, (rows, most))
+    counts = Value(f"{name}.counts", int32, (rows, most, tiles))
+    totals = Value(f"{name}.totals", int32, (rows, most))
     calls, buffers, source = list[KernelCall](), dict[str, Value](), sorting.source
     for number, bits in enumerate(digits):
-        first, last = number == 0, number == len(digits) - 1
-        constants = {**sorting.keys, "SHIFT": position, "CHUNKS": CHUNKS, "BITS": bits, "FIRST": first}
-        del constants["PACK"]
+        constants = {**sorting.plain_keys, "SHIFT": position, "CHUNKS": CHUNKS, "BITS": bits, "FIRST": number == 0}
         left -= bits
-        target = out
-        if not last:
+        target = None
+        if number < len(digits) - 1:
             narrow = uint32 if position + left <= 32 else uint64
-            between = Value(f"{out.name}.{narrow.name}_{number % 2}", narrow, (rows, columns))
+            between = Value(f"{name}.{narrow.name}_{number % 2}", narrow, (rows, columns))
             target = buffers.setdefault(between.name, between)
         threads = _threads(CHUNKS * int(radix.CHUNK))
         sizes = {"columns": columns, "tiles": tiles}
@@ -142,11 +146,12 @@ def _by_digits(sorting: Sorting, digits: list[int], processors: int) -> tuple[li
             launch(radix.count_digits, {"source": source, "counts": counts}, sizes, constants, grid, None, threads)
         )
         calls.append(_scanned(counts, totals, simplify(lift(rows) * (1 << bits)), tiles, processors))
-        tensors = {"source": source, "target": target, "counts": counts, "totals": totals}
+        tensors, missing = sorting.stored(between=target)
+        tensors |= {"source": source, "counts": counts, "totals": totals}
         sizes |= {"limit": sorting.limit}
-        call = launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, threads)
+        call = launch(radix.move_by_digit, tensors, sizes, {**constants, **missing}, grid, None, threads)
         calls.append(replace(call, options={"maxnreg": MOVE_REGISTERS}))
-        source = target
+        source = source if target is None else target
     return calls, [counts, totals, *buffers.values()]
 
 
@@ -163,21 +168,28 @@ def _scanned(counts: Value, totals: Value, lines: Size, tiles: Size, processors:
 def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall], list[Value]]:
     """The first elements of each tile, then the first ones of these, until there is one tile."""
     calls, temporaries = list[KernelCall](), list[Value]()
-    columns, source, most = sorting.columns, sorting.source, longest
+    keys: Value | None = None
+    columns, most = sorting.columns, longest
     while True:
         stages = min(most, STAGES)
-        last = most <= STAGES
         tiles = ceil_divide(columns, 1 << stages)
         width = simplify(lift(tiles) * (1 << few))
-        out = sorting.anchor.output if last else sorting.temporary(f"first_{len(temporaries)}", width)
-        constants = {"FEW": few, "LEVELS": stages - few, "LAST": last}
-        constants |= sorting.packing if calls else sorting.keys
-        kernel = kernels.select_again if calls else kernels.select_first
-        tensors = {"keys" if calls else "x": source, "out": out}
+        kept = None if most <= STAGES else sorting.temporary(f"first_{len(temporaries)}", width)
+        tensors, missing = sorting.stored(between=kept, read=keys is None)
+        constants = {
+            "FEW": few,
+            "LEVELS": stages - few,
+            **(sorting.keys if keys is None else sorting.packing),
+            **missing,
+        }
         sizes = {"columns": columns, "limit": sorting.limit, "tiles": tiles}
+        if keys is not None:
+            tensors["keys"] = keys
+            sizes["length"] = sorting.columns
+        kernel = kernels.select_first if keys is None else kernels.select_again
         grid = (simplify(lift(tiles) * sorting.rows), 1, 1)
         calls.append(launch(kernel, tensors, sizes, constants, grid, None, _threads(1 << stages)))
-        if last:
+        if kept is None:
             return calls, temporaries
-        temporaries.append(out)
-        columns, source, most = width, out, most - STAGES + few
+        temporaries.append(kept)
+        columns, keys, most = width, kept, most - STAGES + few

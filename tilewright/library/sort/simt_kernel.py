@@ -24,10 +24,16 @@ def xor_of(left, right):
 
 
 @tilewright.jit
+def partner_of(item, LOW: tl.constexpr):
+    """Of each number the one 2^LOW lanes away."""
+    pairs = tl.reshape(item, (item.shape[0] >> (LOW + 1), 2, 1 << LOW))
+    return tl.reshape(pairs ^ tl.reduce(pairs, 1, xor_of)[:, None, :], (item.shape[0],))
+
+
+@tilewright.jit
 def exchange(key, lane, LOW: tl.constexpr, STAGE: tl.constexpr, ASCENDING: tl.constexpr):
     """Order pairs of elements 2^LOW apart: ascending, or only where the bit `STAGE` of their lane is 0."""
-    pairs = tl.reshape(key, (key.shape[0] >> (LOW + 1), 2, 1 << LOW))
-    other = tl.reshape(pairs ^ tl.reduce(pairs, 1, xor_of)[:, None, :], (key.shape[0],))
+    other = partner_of(key, LOW)
     lower = ((lane >> LOW) & 1) == 0
     if not ASCENDING:
         lower = lower == (((lane >> STAGE) & 1) == 0)
@@ -65,10 +71,22 @@ def position_of(key, PACK: tl.constexpr, SHIFT: tl.constexpr):
 
 
 @tilewright.jit
-def sort_rows(x, out, rows, columns, limit, ROWS: tl.constexpr, STAGES: tl.constexpr, PACK: tl.constexpr,
-              SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr, FLOAT: tl.constexpr,
+def store_in_order(x, places, values, row, columns, limit, column, place, mask):
+    """`place` as the positions of a row's elements in order, and the elements that are there; without those that are
+    None."""
+    if places is not None:
+        tl.store(places + row * limit + column, place, mask=mask)
+    if values is not None:
+        element = tl.load(x + row * columns + place, mask=mask, other=0)
+        tl.store(values + row * limit + column, element, mask=mask)
+
+
+@tilewright.jit
+def sort_rows(x, places, values, rows, columns, limit, ROWS: tl.constexpr, STAGES: tl.constexpr,
+              PACK: tl.constexpr, SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr, FLOAT: tl.constexpr,
               DESCENDING: tl.constexpr):  # fmt: skip
-    """out[row, j] is the position of the element that is the j-th of x[row, :] in order, for the first `limit`.
+    """places[row, j] is the position of the element that is the j-th of x[row, :] in order, values[row, j] the element,
+    for the first `limit`.
 
     A row is a block of 2^STAGES lanes.  Grid: (blocks of `ROWS` rows,).
     """
@@ -78,9 +96,33 @@ def sort_rows(x, out, rows, columns, limit, ROWS: tl.constexpr, STAGES: tl.const
     mask = (row < rows) & (column < columns)
     element = tl.load(x + row * columns + column, mask=mask, other=0)
     key = packed(element, column, mask, PACK, SHIFT, KEY, SIGN, FLOAT, DESCENDING)
-    key = sort_blocks(key, lane, STAGES, True)
-    place = position_of(key, PACK, SHIFT)
-    tl.store(out + row * limit + column, place, mask=(row < rows) & (column < limit))
+    place = position_of(sort_blocks(key, lane, STAGES, True), PACK, SHIFT)
+    store_in_order(x, places, values, row, columns, limit, column, place, (row < rows) & (column < limit))
+
+
+@tilewright.jit
+def sort_wide_rows(x, places, values, rows, columns, limit, ROWS: tl.constexpr, STAGES: tl.constexpr,
+                   KEY: tl.constexpr, SIGN: tl.constexpr, FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
+    """The same where a key and a position are two numbers, which move together."""
+    lane = tl.arange(0, ROWS << STAGES)
+    row = (tl.program_id(0) * ROWS + (lane >> STAGES)).to(tl.int64)
+    column = lane & ((1 << STAGES) - 1)
+    mask = (row < rows) & (column < columns)
+    element = tl.load(x + row * columns + column, mask=mask, other=0)
+    key = key_of(element, KEY, SIGN, FLOAT, DESCENDING)
+    key = tl.where(mask, key, ~tl.zeros_like(key))
+    place = column
+    for stage in tl.static_range(1, STAGES + 1):
+        for step in tl.static_range(stage):
+            low: tl.constexpr = stage - 1 - step
+            other, beyond = partner_of(key, low), partner_of(place, low)
+            first = ((lane >> low) & 1) == 0
+            if stage < STAGES:
+                first = first == (((lane >> stage) & 1) == 0)
+            moves = ((other < key) | ((other == key) & (beyond < place))) == first
+            key, place = tl.where(moves, other, key), tl.where(moves, beyond, place)
+    keeps = (row < rows) & (column < limit)
+    store_in_order(x, places, values, row, columns, limit, column, place.to(tl.int64), keeps)
 
 
 @tilewright.jit
@@ -120,11 +162,11 @@ def split_of(first, second, count, length, rest, STEPS: tl.constexpr):
 
 
 @tilewright.jit
-def merge_runs(source, target, padded, length, limit, tiles, STAGES: tl.constexpr, STEPS: tl.constexpr,
-               PACK: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr):  # fmt: skip
+def merge_runs(source, target, places, values, x, padded, columns, length, limit, tiles, STAGES: tl.constexpr,
+               STEPS: tl.constexpr, PACK: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
     """Pairs of sorted runs of `length` as one run each, from `source` to `target`: a tile of 2^STAGES for each CTA.
 
-    The last pass stores positions, `limit` of them.  Grid: (tiles * rows,).
+    The last pass has no `target` and stores what `sort_rows` does.  Grid: (tiles * rows,).
     """
     lane = tl.arange(0, 1 << STAGES)
     row, tile = own_tile(tiles)
@@ -143,11 +185,12 @@ def merge_runs(source, target, padded, length, limit, tiles, STAGES: tl.constexp
     key = tl.load(first + begin + lane, mask=is_left, other=0)
     other = tl.load(second + second_place, mask=lane >= left, other=0)
     key = merge_blocks(tl.where(is_left, key, other), lane, STAGES, True)
-    if LAST:
-        column = start + lane
-        tl.store(target + row * limit + column, position_of(key, PACK, SHIFT), mask=column < limit)
+    column = start + lane
+    if target is None:
+        place = position_of(key, PACK, SHIFT)
+        store_in_order(x, places, values, row, columns, limit, column, place, column < limit)
     else:
-        tl.store(target + row * padded + start + lane, key)
+        tl.store(target + row * padded + column, key)
 
 
 @tilewright.jit
@@ -162,39 +205,42 @@ def smallest(key, FEW: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @tilewright.jit
-def select_first(x, out, columns, limit, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr, LAST: tl.constexpr,
+def select_first(x, target, places, values, columns, limit, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr,
                  PACK: tl.constexpr, SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr,
                  FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
-    """Of each tile of 2^(FEW + LEVELS) elements of a row the first 2^FEW in order, packed; `LAST`: of the only tile the
-    positions of the first `limit`.  Grid: (tiles * rows,)."""
+    """Of each tile of 2^(FEW + LEVELS) elements of a row the first 2^FEW in order, packed; without a `target`, of the
+    only tile what `sort_rows` stores.  Grid: (tiles * rows,)."""
     lane = tl.arange(0, 1 << (FEW + LEVELS))
     row, tile = own_tile(tiles)
     column = (tile << (FEW + LEVELS)) + lane
     mask = column < columns
     element = tl.load(x + row * columns + column, mask=mask, other=0)
     key = packed(element, column, mask, PACK, SHIFT, KEY, SIGN, FLOAT, DESCENDING)
-    store_first(out, smallest(key, FEW, LEVELS), row, tile, limit, tiles, FEW, LAST, PACK, SHIFT)
+    key = smallest(key, FEW, LEVELS)
+    store_first(x, target, places, values, key, row, tile, columns, limit, tiles, FEW, PACK, SHIFT)
 
 
 @tilewright.jit
-def select_again(keys, out, columns, limit, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr, LAST: tl.constexpr,
-                 PACK: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
-    """The same of elements that are packed already."""
+def select_again(keys, target, places, values, x, columns, length, limit, tiles, FEW: tl.constexpr,
+                 LEVELS: tl.constexpr, PACK: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
+    """The same of elements that are packed already, of rows of `length`."""
     lane = tl.arange(0, 1 << (FEW + LEVELS))
     row, tile = own_tile(tiles)
     column = (tile << (FEW + LEVELS)) + lane
     mask = column < columns
     key = tl.load(keys + row * columns + column, mask=mask, other=0)
     key = tl.where(mask, key, ~tl.zeros_like(key))
-    store_first(out, smallest(key, FEW, LEVELS), row, tile, limit, tiles, FEW, LAST, PACK, SHIFT)
+    key = smallest(key, FEW, LEVELS)
+    store_first(x, target, places, values, key, row, tile, length, limit, tiles, FEW, PACK, SHIFT)
 
 
 @tilewright.jit
-def store_first(out, key, row, tile, limit, tiles, FEW: tl.constexpr, LAST: tl.constexpr, PACK: tl.constexpr,
-                SHIFT: tl.constexpr):  # fmt: skip
-    """What a tile keeps, or the positions of the first `limit` elements."""
+def store_first(x, target, places, values, key, row, tile, columns, limit, tiles, FEW: tl.constexpr,
+                PACK: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
+    """What a tile keeps, or the first `limit` elements in order."""
     lane = tl.arange(0, 1 << FEW)
-    if LAST:
-        tl.store(out + row * limit + lane, position_of(key, PACK, SHIFT), mask=lane < limit)
+    if target is None:
+        place = position_of(key, PACK, SHIFT)
+        store_in_order(x, places, values, row, columns, limit, lane, place, lane < limit)
     else:
-        tl.store(out + ((row * tiles + tile) << FEW) + lane, key)
+        tl.store(target + ((row * tiles + tile) << FEW) + lane, key)
