@@ -72,7 +72,7 @@ def test_interpolation_looks_pixels_up(
     emit = Emitter(b)
     for axis, size in ((2, height), (3, width)):
         places = (np.arange(size) + 0.5) * x.shape[axis] / size - 0.5
-        x = images.mix(emit, x, axis, images.interpolation_matrix(places, x.shape[axis]))
+        x = images.resampled(emit, x, axis, images.interpolation_taps(places, x.shape[axis]))
     b.output(x, "y")
     graph = b.finish()
     check(graph, launches, rng)  # a line that is read many times is made first

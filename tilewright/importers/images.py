@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
+from tilewright.graph.taps import read_again
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.symbolic import Size, lift, lower_bound, product, simplify
@@ -17,6 +19,7 @@ from tilewright.symbolic import Size, lift, lower_bound, product, simplify
 # Multiply-adds of float32 by zeros that are worth some launches and reads of the image (40 us on an H200), and those of
 # each element of the result that are worth putting it together from several tensors.
 _MUCH, _MUCH_OF_EACH = 1 << 30, 96
+_MOST_WRITTEN = 4  # taps of a result that are added one after the other
 
 
 def transposed_convolution(
@@ -286,33 +289,41 @@ def adaptive_average(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
     first = x.rank - len(sizes)
     if all(size == 1 for size in sizes):
         return emit.op("reduce_mean", x, axes=tuple(range(first, x.rank)), keepdims=True)
-    pairs = list(zip(x.shape[first:], sizes, strict=True))
-    fixed = [(extent, size) for extent, size in pairs if isinstance(extent, int) and isinstance(size, int)]
-    if len(fixed) == len(pairs) and all(extent % size == 0 for extent, size in fixed):
-        kernel, count = [extent // size for extent, size in fixed], len(pairs)
-        windows = {"kernel": kernel, "strides": kernel, "padding": ((0, 0),) * count, "dilation": (1,) * count}
-        return emit.op("average_pool", x, **windows)
-    for axis, (extent, size) in enumerate(pairs, start=first):
+    window = even_windows(x.shape[first:], sizes)
+    if window is not None:
+        return emit.op("average_pool", x, **window)
+    for axis, (extent, size) in enumerate(zip(x.shape[first:], sizes, strict=True), start=first):
         if extent == size:
             continue
         if isinstance(extent, int) and isinstance(size, int):
-            x = mix(emit, x, axis, _averaging_matrix(extent, size))
+            x = resampled(emit, x, axis, _averaging_taps(extent, size))
         else:
             x = mix(emit, x, axis, _averaging_matrix_at_run_time(emit, extent, size, x.dtype))
     return x
 
 
-def _averaging_matrix(extent: int, size: int) -> np.ndarray:
-    """Weights [size, extent] of windows that share the image out, and overlap where it does not divide."""
-    matrix = np.zeros((size, extent))
-    for row in range(size):
-        begin, end = row * extent // size, -(-(row + 1) * extent // size)
-        matrix[row, begin:end] = 1 / (end - begin)
-    return matrix
+def even_windows(extents: Sequence[Size], sizes: Sequence[Size]) -> dict[str, Any] | None:
+    """The attributes of the pool whose windows share an image out, of sizes that divide it."""
+    kernel: list[int] = []
+    for extent, size in zip(extents, sizes, strict=True):
+        if not isinstance(extent, int) or not isinstance(size, int) or size == 0 or extent % size:
+            return None
+        kernel.append(extent // size)
+    count = len(kernel)
+    return {"kernel": kernel, "strides": kernel, "padding": ((0, 0),) * count, "dilation": (1,) * count}
+
+
+def _averaging_taps(extent: int, size: int) -> Taps:
+    """Those of windows that share the image out, and overlap where it does not divide."""
+    rows = np.arange(size)
+    begin, end = rows * extent // size, -(-(rows + 1) * extent // size)
+    places = begin + np.arange(int((end - begin).max(initial=1)))[:, None]
+    weights = np.where(places < end, 1 / (end - begin), 0.0)
+    return Taps(*read_again(np.minimum(places, end - 1), weights))
 
 
 def _averaging_matrix_at_run_time(emit: Emitter, extent: Size, size: Size, dtype: DType) -> Value:
-    """As `_averaging_matrix`, of sizes that only the run knows."""
+    """The same as a matrix [size, extent], of sizes that only the run knows."""
     rows, columns = emit.unsqueeze(emit.iota(size), 1), emit.unsqueeze(emit.iota(extent), 0)
     old, new = emit.value(extent, int64), emit.value(size, int64)
     begin = emit.op("floor_divide", emit.op("multiply", rows, old), new)
@@ -388,26 +399,57 @@ def whole(emit: Emitter, x: Value, dtype: DType) -> Value:
     return emit.cast(emit.op("clip", emit.op("round", x), low=float(limits.min), high=float(limits.max)), dtype)
 
 
-def mix(emit: Emitter, x: Value, axis: int, matrix: np.ndarray | Value) -> Value:
+def mix(emit: Emitter, x: Value, axis: int, matrix: Value) -> Value:
     """A matrix [out, in] applied along one dimension of real numbers."""
-    if not x.dtype.is_float:
-        raise Unsupported(f"interpolation of {x.dtype}", "cast the image to float32 first")
+    _check_real(x)
     last = emit.transpose(x, axis, x.rank - 1)
-    if not isinstance(matrix, Value):
-        matrix = emit.constant(matrix.astype(x.dtype.numpy), "interpolation")
     return emit.transpose(emit.op("matmul", last, matrix, transpose_b=True), axis, x.rank - 1)
 
 
-def interpolation_matrix(places: np.ndarray, extent: int) -> np.ndarray:
-    """Weights [size, extent] that read `places` (in pixels, clamped to the image) by linear interpolation."""
+def _check_real(x: Value) -> None:
+    if not x.dtype.is_float:
+        raise Unsupported(f"interpolation of {x.dtype}", "cast the image to float32 first")
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What a resampling reads along one dimension: for each result places of pixels and their weights [tap, result]."""
+
+    places: np.ndarray
+    weights: np.ndarray
+
+
+def resampled(emit: Emitter, x: Value, axis: int, taps: Taps) -> Value:
+    """Real numbers resampled along a dimension, as sums of what is looked up: a few written out, more as a reduction.
+
+    What has no weight is not read, so infinities and NaNs stay where they are.
+    """
+    _check_real(x)
+    count, size = taps.places.shape
+    if size == x.shape[axis] and (taps.places == np.arange(size)).all():
+        return x
+    wide = float32 if x.dtype.bits < 32 else x.dtype
+
+    def weighted(places: np.ndarray, weights: np.ndarray) -> Value:
+        seen = emit.cast(emit.op("gather", x, emit.constant(places, "places"), axis=axis), wide)
+        column = weights.astype(wide.numpy).reshape(*weights.shape, *[1] * (x.rank - 1 - axis))
+        return emit.op("multiply", seen, emit.constant(column, "weights"))
+
+    if count > _MOST_WRITTEN:
+        parts = weighted(np.ascontiguousarray(taps.places.T), np.ascontiguousarray(taps.weights.T))
+        return emit.cast(emit.op("reduce_sum", parts, axes=(axis + 1,), keepdims=False), x.dtype)
+    total = weighted(taps.places[0], taps.weights[0])
+    for places, weights in zip(taps.places[1:], taps.weights[1:], strict=True):
+        total = emit.op("add", total, weighted(places, weights))
+    return emit.cast(total, x.dtype)
+
+
+def interpolation_taps(places: np.ndarray, extent: int) -> Taps:
+    """Those of linear interpolation at `places` (in pixels, clamped to the image)."""
     places = np.clip(places, 0.0, extent - 1)
     low = np.floor(places).astype(np.int64)
-    high = np.minimum(low + 1, extent - 1)
     share = places - low
-    matrix = np.zeros((len(places), extent))
-    matrix[np.arange(len(places)), low] += 1 - share
-    matrix[np.arange(len(places)), high] += share
-    return matrix
+    return Taps(*read_again(np.stack([low, np.minimum(low + 1, extent - 1)]), np.stack([1 - share, share])))
 
 
 def linear_curve(far: np.ndarray) -> np.ndarray:
@@ -426,30 +468,27 @@ def cubic_curve(coefficient: float) -> Callable[[np.ndarray], np.ndarray]:
     return weight
 
 
-def curve_matrix(
+def curve_taps(
     places: np.ndarray,
     extent: int,
     curve: Callable[[np.ndarray], np.ndarray],
     width: int,
     scale: float,
     exclude_outside: bool,
-) -> np.ndarray:
-    """Weights [size, extent] that read `places` (in pixels) by a curve that ends at the distance `width`.
+) -> Taps:
+    """Those of a curve that ends at the distance `width` around `places` (in pixels).
 
     A `scale` below 1 widens the curve to all pixels that one of a smaller image stands for. Pixels beyond the image
     are those of its edge, or count for nothing (`exclude_outside`).
     """
-    rows = np.arange(len(places))
-    base = np.floor(places).astype(np.int64)
     reach = math.ceil(width / scale)
-    matrix = np.zeros((len(places), extent))
-    for step in range(1 - reach, reach + 1):
-        weight = curve(np.abs(places - (base + step)) * scale)
-        inside = (base + step >= 0) & (base + step < extent)
-        if exclude_outside:
-            weight = np.where(inside, weight, 0.0)
-        matrix[rows, np.clip(base + step, 0, extent - 1)] += weight
-    return matrix / matrix.sum(1, keepdims=True) if exclude_outside or scale < 1 else matrix
+    read = np.floor(places).astype(np.int64) + np.arange(1 - reach, reach + 1)[:, None]
+    weights = curve(np.abs(places - read) * scale)
+    if exclude_outside:
+        weights = np.where((read >= 0) & (read < extent), weights, 0.0)
+    if exclude_outside or scale < 1:
+        weights = weights / weights.sum(0)
+    return Taps(*read_again(np.clip(read, 0, extent - 1), weights))
 
 
 def curve_matrix_at_run_time(
@@ -461,7 +500,7 @@ def curve_matrix_at_run_time(
     scale: Value | None,
     exclude_outside: bool,
 ) -> Value:
-    """As `curve_matrix`, of places [size] and a scale (None: 1) that only the run knows: [size, extent] in float64.
+    """As `curve_taps`, of places [size] and a scale (None: 1) that only the run knows: a matrix [size, extent] in float64.
 
     What lies beyond an edge is added to it: no curve is wider than `width` images of `extent` pixels, or than `width`
     pixels where it has no scale.

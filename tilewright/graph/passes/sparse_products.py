@@ -2,8 +2,7 @@
 
     matmul(x, m)  ->  gather(x, first) first_weights + gather(x, second) second_weights
 
-Interpolation along a dimension is such a product: what has no weight is not read: infinities and NaNs stay where
-they are.  As elementwise operations both dimensions of an image are one kernel, which reads and writes it as it lies.
+What has no weight is not read: infinities and NaNs stay where they are.  As elementwise operations both dimensions of an image are one kernel, which reads and writes it as it lies.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import numpy as np
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
+from tilewright.graph.taps import read_again
 
 _MOST_CHOSEN = 4  # numbers of a column
 _FEWEST_ROWS = 4  # for each of these: others are small rather than sparse
@@ -39,13 +39,18 @@ def _weighted_sum(node: Node, rewriter: GraphRewriter) -> Value | None:
     taps = _taps(rows)
     if taps is None:
         return None
-    moved = rewriter.producer(x, "permute")
-    order = tuple(moved.attributes["order"]) if moved is not None else tuple(range(x.rank))
-    source, axis = x if moved is None else moved.inputs[0], order[-1]
-    assert source is not None
+    source, order = _unmoved(x, rewriter)
     rewriter.remark(f"the product %{node.output.name} has {len(taps)} numbers for each result, which are looked up")
-    result = _sum_along(source, axis, taps, rewriter)
-    return result if moved is None else rewriter.op("permute", [result], order=order)
+    result = _sum_along(source, order[-1], taps, rewriter)
+    return result if source is x else rewriter.op("permute", [result], order=order)
+
+
+def _unmoved(x: Value, rewriter: GraphRewriter) -> tuple[Value, tuple[int, ...]]:
+    """What a value is in another order of axes, and that order."""
+    order = tuple(range(x.rank))
+    while (moved := rewriter.producer(x, "permute")) is not None and moved.inputs[0] is not None:
+        x, order = moved.inputs[0], tuple(moved.attributes["order"][axis] for axis in order)
+    return x, order
 
 
 def _sum_along(x: Value, axis: int, taps: list[tuple[np.ndarray, np.ndarray]], rewriter: GraphRewriter) -> Value:
@@ -69,6 +74,5 @@ def _taps(rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]] | None:
     if not 0 < most <= min(_MOST_CHOSEN, rows.shape[1] // _FEWEST_ROWS) or counts.min() == 0:
         return None
     places = np.argsort(~present, axis=1, kind="stable")[:, :most].astype(np.int64)
-    weights = np.take_along_axis(rows, places, 1)
-    places = np.where(weights != 0, places, places[:, :1])  # what weighs nothing is read already
-    return [(places[:, tap], weights[:, tap]) for tap in range(most)]
+    places, weights = read_again(places.T, np.take_along_axis(rows, places, 1).T)
+    return list(zip(places, weights, strict=True))

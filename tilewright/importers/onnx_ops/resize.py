@@ -149,12 +149,12 @@ def _resized(call: OnnxCall, x: Value, target: _Target, settings: _ResizeSetting
         assert not isinstance(target.factor, Value)
         scale = min(target.factor or size / extent, 1.0) if settings.antialias else 1.0
         if mode == "linear" and scale == 1.0 and not settings.exclude_outside:
-            matrix = images.interpolation_matrix(places, extent)
+            taps = images.interpolation_taps(places, extent)
         else:
             curve = images.cubic_curve(settings.coefficient) if mode == "cubic" else images.linear_curve
             width = 2 if mode == "cubic" else 1
-            matrix = images.curve_matrix(places, extent, curve, width, scale, settings.exclude_outside)
-        result = images.mix(call, x, axis, matrix)
+            taps = images.curve_taps(places, extent, curve, width, scale, settings.exclude_outside)
+        result = images.resampled(call, x, axis, taps)
     if target.region is None or not beyond.any():
         return result
     outside = call.reshape(call.constant(beyond, "outside"), (-1, *[1] * (x.rank - 1 - axis)))

@@ -143,6 +143,10 @@ def adaptive_max_pool(call: TorchCall, x: Value, sizes: Sequence[Size]) -> tuple
     first = x.rank - len(sizes)
     if call.is_read(1):
         return _largest_and_places(call, x, sizes)
+    window = images.even_windows(x.shape[first:], sizes)
+    if window is not None and any(size != 1 for size in sizes):
+        batched = x if x.rank == len(sizes) + 2 else call.unsqueeze(x, 0)
+        return call.reshape(call.op("max_pool", batched, **window), call.shape), None
     whole = tuple(first + place for place, size in enumerate(sizes) if size == 1)
     if whole:
         x = call.op("reduce_max", x, axes=whole, keepdims=True)
@@ -263,13 +267,13 @@ def upsample_nearest(call: TorchCall, x: Value, sizes: Any, *scales: Any) -> Val
     "upsample_trilinear3d.default",
 )
 def upsample_linear(call: TorchCall, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
-    """Linear interpolation as a product with a constant matrix for each spatial dimension; between gathered pixels
-    where sizes are dynamic."""
+    """Linear interpolation along one spatial dimension after the other; between gathered pixels where sizes are
+    dynamic."""
 
     def resampled(axis: int, extent: Size, size: Size, factor: float | None) -> Callable[[Value], Value]:
         if isinstance(extent, int) and isinstance(size, int):
-            places = sample_places(extent, size, align_corners, factor)
-            return lambda x: images.mix(call, x, axis, images.interpolation_matrix(places, extent))
+            taps = images.interpolation_taps(sample_places(extent, size, align_corners, factor), extent)
+            return lambda x: images.resampled(call, x, axis, taps)
         place = _places_at_run_time(call, extent, size, align_corners, factor)
         return lambda x: read_along(call, x, axis, linear_pair(call, call.op("maximum", place, 0.0)))
 
@@ -330,8 +334,8 @@ def _smoothed(
                 continue
             step = (extent - 1) / max(size - 1, 1) if align_corners else 1 / factor if factor else extent / size
             places = (np.arange(size) + 0.5) * step - 0.5
-            matrix = images.curve_matrix(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
-            steps.append((axis, partial(_mixed, call, axis, matrix)))
+            taps = images.curve_taps(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
+            steps.append((axis, partial(_resampled_by, call, axis, taps)))
         return _one_by_one(call, x, steps)
 
     return apply
@@ -341,8 +345,8 @@ def _mixed_at_run_time(call: TorchCall, axis: int, matrix: Value, x: Value) -> V
     return images.mix(call, x, axis, call.cast(matrix, x.dtype))
 
 
-def _mixed(call: TorchCall, axis: int, matrix: np.ndarray, x: Value) -> Value:
-    return images.mix(call, x, axis, matrix)
+def _resampled_by(call: TorchCall, axis: int, taps: images.Taps, x: Value) -> Value:
+    return images.resampled(call, x, axis, taps)
 
 
 _CURVES = (
