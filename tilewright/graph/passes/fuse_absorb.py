@@ -125,8 +125,8 @@ def _cheap_nodes(drafts: Drafts) -> set[int]:
 
 
 def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
-    """Movement that only groups read which can read through it, and elementwise nodes that only feed
-    such movement.  Decided from the last node to the first, as it depends on the readers."""
+    """Movement that only groups read which can read through it, elementwise nodes that only feed such movement, and
+    casts to wider types, of which each reader has fewer bytes to load.  Decided from the last node to the first, as it depends on the readers."""
     vanishing: set[int] = set()
     repeated: set[int] = set()
     for index in range(len(drafts.nodes) - 1, -1, -1):
@@ -145,7 +145,15 @@ def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
         elif kind_of(node.op) == "elementwise" and index not in cheap and len(drafts.owner[index].nodes) == 1:
             if len(set(readers)) == 1 and readers[0] in vanishing and drafts.nodes[readers[0]].op != "broadcast_to":
                 vanishing.add(index)
+            elif _widens(node) and all(_reaches(drafts, index, reader, vanishing) for reader in readers):
+                vanishing.add(index)
     return vanishing
+
+
+def _widens(node: Node) -> bool:
+    """Whether what a node reads takes fewer bytes than what it makes, and no time to speak of to make it."""
+    (source,) = node.inputs if node.op == "cast" else (None,)
+    return source is not None and source.dtype.bits < node.output.dtype.bits
 
 
 def _reaches(drafts: Drafts, index: int, reader: int, vanishing: set[int]) -> bool:
