@@ -7,7 +7,7 @@ import pytest
 
 from tests.host.random_graphs import RandomGraph
 from tests.host.test_graph_passes_random import assert_valid
-from tilewright.dtypes import float32, int64
+from tilewright.dtypes import float16, float32, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Node, Value
@@ -18,6 +18,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_fused
 from tilewright.graph.views import dense_view, follow, follow_all
 from tilewright.symbolic import evaluate
+from tilewright.targets.kernel_facts import GPU_KERNELS
 
 
 def fused_of(b: GraphBuilder) -> FusedGraph:
@@ -364,3 +365,32 @@ def test_chains_that_read_both_parts_of_a_concat_are_cut() -> None:
     groups = fused_of(b).groups
     assert 2 < len(groups) <= 20
     assert all(sum(node.op == "concat" for node in group.nodes) <= 9 for group in groups)
+
+
+def test_casts_to_wider_types_are_computed_where_they_are_read() -> None:
+    """Two kernels load the narrow numbers; nobody stores the wide ones."""
+    b = GraphBuilder("wider")
+    x = b.input("x", float16, (2, 64))
+    wide = b.op("cast", [x], dtype=float32)
+    parts = [b.op("slice", [wide], axis=0, start=row, stop=row + 1, step=1) for row in range(2)]
+    total = b.op("reduce_sum", [parts[0]], axes=(1,), keepdims=True)
+    b.output(b.op("multiply", [parts[1], total]), "y")
+    groups = fused_of(b).groups
+    assert [group.inputs[0].name for group in groups] == ["x", "x"]
+
+
+def test_short_independent_loops_share_a_launch_on_gpus() -> None:
+    """Two pads of different tensors; neither long ones nor one that waits for the other."""
+
+    def groups_of(columns: int, chained: bool) -> int:
+        b = GraphBuilder("pads")
+        x, y = b.input("x", float32, (3, columns)), b.input("y", float32, (5, 9))
+        padded = b.op("pad", [x], pads=[(0, 1), (0, 3)])
+        total = b.op("reduce_sum", [padded], axes=(0, 1), keepdims=True)
+        other = b.op("pad", [b.op("multiply", [y, total]) if chained else y], pads=[(2, 0), (0, 0)])
+        b.output(padded, "p")
+        b.output(other, "q")
+        b.output(total, "r")
+        return len(fuse(optimize(b.finish()), GPU_KERNELS).groups)
+
+    assert [groups_of(40, False), groups_of(40, True), groups_of(1 << 20, False)] == [2, 3, 3]

@@ -108,3 +108,48 @@ def test_scales_that_leave_a_size_as_it_is(mode: str) -> None:
     calls = [torch.randn(1, 2, *[size] * rank) for size in (5, 3, 2)]
     compare(sampled, calls[1], calls[1:2], None)
     compare(sampled, calls[0], calls, {"x": {2 + axis: ("size", 2, 9) for axis in range(rank)}})
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "antialias", "corners", "area"])
+def test_infinities_stay_where_they_are(mode: str) -> None:
+    """What has no weight in a result is not read: 0 times an infinity would be NaN."""
+    settings = {"antialias": {"mode": "bilinear", "antialias": True},
+                "corners": {"mode": "bilinear", "align_corners": True}}.get(mode, {"mode": mode})  # fmt: skip
+
+    def resized(x: Any) -> Any:
+        return tuple(F.interpolate(x, size=size, **settings) for size in ((7, 13), (3, 2), (9, 6)))
+
+    x = torch.randn(1, 2, 9, 6)
+    x[0, 0, 4, 2], x[0, 1, 0, 5] = torch.inf, -torch.inf
+    graph = import_model(resized, (x,), None)
+    found = reference.run(graph, {graph.inputs[0].name: x.numpy()})
+    for name, want in zip(graph.output_names, resized(x), strict=True):
+        assert not np.isnan(found[name]).any()
+        known = ~want.isnan().numpy()  # PyTorch reads the next pixel with a weight of 0, too
+        np.testing.assert_allclose(found[name][known], want.numpy()[known], rtol=1e-5, atol=1e-6)
+
+
+def test_long_lines_are_resampled_without_large_constants() -> None:
+    def resized(x: Any) -> Any:
+        return (
+            F.interpolate(x, scale_factor=2.0, mode="linear"),
+            F.interpolate(x[..., None, :], size=(1, 1777), mode="bilinear", antialias=True),
+            F.interpolate(x, size=(997,), mode="area"),
+        )
+
+    x = torch.randn(1, 2, 5000, dtype=torch.float64)
+    compare(resized, x, [x])
+    graph = import_model(resized, (x,), None)
+    assert sum(data.nbytes for data in graph.constants.values()) < 1 << 20
+
+
+def test_maxima_of_even_parts_are_pools() -> None:
+    def pooled(x: Any) -> Any:
+        return (
+            F.adaptive_max_pool2d(x, (4, 2)), F.adaptive_max_pool2d(x[0], (8, 1)), F.adaptive_max_pool1d(x[0], 3),
+            F.adaptive_max_pool3d(x[None], (1, 2, 6)),
+        )  # fmt: skip
+
+    x = torch.randn(2, 3, 8, 6)
+    compare(pooled, x, [x])
+    assert [node.op for node in import_model(pooled, (x,), None).nodes].count("max_pool") == 4

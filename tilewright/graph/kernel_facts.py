@@ -30,6 +30,7 @@ class KernelFacts:
     attention_quantizes: bool = False  # those of attention quantize their results
     generates_running: bool = False  # those of running sums read through movement
     generates_scatters: bool = False  # those of updates that are made at once compute what they read
+    short_loop: int = 0  # elements of loops that gain by a launch with others, whatever they read
     row_elements: int = 0  # of a row that a kernel has in registers as a whole
 
     # Products

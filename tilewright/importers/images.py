@@ -500,7 +500,7 @@ def curve_matrix_at_run_time(
     scale: Value | None,
     exclude_outside: bool,
 ) -> Value:
-    """As `curve_taps`, of places [size] and a scale (None: 1) that only the run knows: a matrix [size, extent] in float64.
+    """As `curve_taps`, of places [size] and a scale (None: 1) that only the run knows: [size, extent] in float64.
 
     What lies beyond an edge is added to it: no curve is wider than `width` images of `extent` pixels, or than `width`
     pixels where it has no scale.

@@ -46,6 +46,7 @@ GPU_KERNELS = replace(
     attention_quantizes=True,
     generates_running=True,
     generates_scatters=True,
+    short_loop=1 << 20,  # which take less time than their launch, or not much more
     row_bytes=16,
     tile_columns=128,
     padded_work=1 << 25,

@@ -126,7 +126,8 @@ def _cheap_nodes(drafts: Drafts) -> set[int]:
 
 def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
     """Movement that only groups read which can read through it, elementwise nodes that only feed such movement, and
-    casts to wider types, of which each reader has fewer bytes to load.  Decided from the last node to the first, as it depends on the readers."""
+    casts to wider types, of which each reader has fewer bytes to load.  Decided from the last node to the first, as it
+    depends on the readers."""
     vanishing: set[int] = set()
     repeated: set[int] = set()
     for index in range(len(drafts.nodes) - 1, -1, -1):

@@ -2,7 +2,7 @@
 
 A generated kernel stores wherever index arithmetic says.  So the elementwise group that computes the parts of a
 concat, what a permute moves, or the new place of a tensor of the caller's stores it there; and groups
-that read the same tensor and do not wait for each other become loops of one launch.
+that do not wait for each other become loops of one launch, if they read the same tensor or are short.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def join_stores(drafts: Drafts) -> None:
     _join_sinks(drafts)
     _join_chains(drafts)
     _join_launches(drafts)
+    if drafts.kernels.short_loop:
+        _join_short_loops(drafts)
 
 
 def _is_generated(drafts: Drafts, draft: Draft) -> bool:
@@ -164,3 +166,40 @@ def _join_launches(drafts: Drafts) -> None:
             meet = drafts.reads_updated({*drafts.members(first), *drafts.members(draft)})
             if outputs <= _MOST_OUTPUTS and _few_inputs(drafts, first, draft) and not meet:
                 _merge(drafts, first, draft)
+
+
+def _join_short_loops(drafts: Drafts) -> None:
+    """Merge short groups of loops before which as many launches come, one after the other: none of them waits for
+    another, nor will any after merges of such groups."""
+    together: dict[int, list[Draft]] = {}
+    for draft, depth in _depths(drafts).items():
+        if _is_generated(drafts, draft) and _is_short(drafts, draft) and not _reads_mutated(drafts, draft):
+            together.setdefault(depth, []).append(draft)
+    for first, *others in together.values():
+        for draft in others:
+            outputs = len(drafts.outputs(first)) + len(drafts.outputs(draft))
+            meet = drafts.reads_updated({*drafts.members(first), *drafts.members(draft)})
+            room = drafts.have_room(first, draft) and _few_inputs(drafts, first, draft)
+            if outputs <= _MOST_OUTPUTS and room and not meet:
+                _merge(drafts, first, draft)
+
+
+def _is_short(drafts: Drafts, draft: Draft) -> bool:
+    """Whether all that a group stores has few elements, at all sizes."""
+    return sum(upper_bound(product(value.shape)) for value in drafts.outputs(draft)) <= drafts.kernels.short_loop
+
+
+def _depths(drafts: Drafts) -> dict[Draft, int]:
+    """How many launches one after the other each group waits for."""
+    depths: dict[Draft, int] = {}
+
+    waiting = list(drafts.live())
+    while waiting:
+        draft = waiting[-1]
+        sources = {drafts.owner[index] for index in map(drafts.producer, drafts.inputs(draft)) if index is not None}
+        missing = [source for source in sources if source not in depths]
+        waiting += missing
+        if not missing:
+            depths[draft] = 1 + max((depths[source] for source in sources), default=-1)
+            waiting.pop()
+    return depths

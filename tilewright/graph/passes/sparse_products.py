@@ -2,7 +2,8 @@
 
     matmul(x, m)  ->  gather(x, first) first_weights + gather(x, second) second_weights
 
-What has no weight is not read: infinities and NaNs stay where they are.  As elementwise operations both dimensions of an image are one kernel, which reads and writes it as it lies.
+What has no weight is not read: infinities and NaNs stay where they are.  As elementwise operations both dimensions of
+an image are one kernel, which reads and writes it as it lies.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Sorting:
         return {"KEY": key, "SIGN": sign, "FLOAT": dtype.is_float, "DESCENDING": self.anchor.attributes["descending"]}
 
     def stored(self, between: Value | None = None, read: bool = False) -> tuple[dict[str, Operand], dict[str, None]]:
-        """What a launch stores by the names of its parameters, and the parameters that there is no tensor for: `between`,
-        for the next launch, or the results, for which the last launch looks elements up; `read`: it reads them anyway."""
+        """What a launch stores by the names of its parameters, and the parameters that have no tensor: `between`, for the
+        next launch, or the results.  The last launch looks elements up in x, others with `read` take them from there."""
         last = between is None
         found = {
             "target": between,
@@ -73,14 +73,14 @@ class Sorting:
 
 
 def sorting_of(group: Group) -> Sorting:
-    """What a group sorts on a GPU.  Raises `UnsupportedOperationError` for long rows of 64 bits and other dimensions."""
+    """What a group sorts on a GPU.  Raises `UnsupportedOperationError` for what has no kernel."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     x = anchor.inputs[0]
     columns, bits = x.shape[-1], 8 * x.dtype.itemsize
     if anchor.attributes["axis"] != x.rank - 1 or (bits > 32 and upper_bound(columns) > SORTED_ROW):
         raise UnsupportedOperationError(
-            f"argsort of {x!r} on a GPU: only the last axis has a kernel, of more than 32 bits up to {SORTED_ROW} elements"
+            f"argsort of {x!r} on a GPU: only the last axis has a kernel, of 64 bits rows of up to {SORTED_ROW}"
         )
     looked_up = [node.output for node in group.nodes if node is not anchor]
     if len(looked_up) > 1:
