@@ -13,7 +13,7 @@ from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ordered_bits import ordered_bits
-from tilewright.graph.rewrite import GraphRewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, Rule, apply_rules
 from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
 _FEW_POSITIONS = 8  # that are compared one by one
@@ -21,7 +21,7 @@ _FEW_POSITIONS = 8  # that are compared one by one
 
 def sorting(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with each `argsort` as these kernels take it, or without; the same graph when they take all."""
-    rules = {"argsort": [functools.partial(_argsort, kernels=kernels)]}
+    rules: dict[str, list[Rule]] = {"argsort": [functools.partial(_argsort, kernels=kernels)]}
     if kernels.sorts_values:
         rules["gather_elements"] = [_values_of_rows]
     return apply_rules(graph, rules)

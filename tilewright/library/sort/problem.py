@@ -53,8 +53,8 @@ class Sorting:
         return {"KEY": key, "SIGN": sign, "FLOAT": dtype.is_float, "DESCENDING": self.anchor.attributes["descending"]}
 
     def stored(self, between: Value | None = None, read: bool = False) -> tuple[dict[str, Operand], dict[str, None]]:
-        """What a launch stores by the names of its parameters, and the parameters that have no tensor: `between`, for the
-        next launch, or the results.  The last launch looks elements up in x, others with `read` take them from there."""
+        """What a launch stores by the names of its parameters, and the parameters that have no tensor: `between`, for
+        the next launch, or the results.  The last launch looks elements up in x; with `read` another one loads them."""
         last = between is None
         found = {
             "target": between,

@@ -10,7 +10,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import launch
-from tilewright.library.candidate import Candidate, KernelCall, Stage
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import tensor_bytes, total_bytes
 from tilewright.library.sort import radix_kernel as radix
@@ -100,7 +100,7 @@ def _merged(sorting: Sorting, longest: int) -> tuple[list[KernelCall], list[Valu
     buffers = [sorting.temporary(name, padded) for name in ("sorted", "merged")][: min(passes, 2)]
     grid: tuple[Size, Size, Size] = (simplify(lift(tiles) * sorting.rows), 1, 1)
     sizes = {"columns": sorting.columns, "padded": padded, "tiles": tiles}
-    tensors = {"x": sorting.source, "keys": buffers[0]}
+    tensors: dict[str, Operand] = {"x": sorting.source, "keys": buffers[0]}
     calls = [launch(kernels.sort_tiles, tensors, sizes, {"STAGES": STAGES, **sorting.keys}, grid, None, threads)]
     for number in range(passes):
         target = None if number == passes - 1 else buffers[(number + 1) % 2]
