@@ -271,7 +271,17 @@ def test_pruning() -> None:
         nothing[grid](np.zeros(9, np.float32), 9)
 
 
-@pytest.mark.parametrize("option", ["key", "reset_to_zero", "restore_value"])
+def test_keys_that_are_no_parameters_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Published kernels name what they no longer have."""
+    kernel = tuned(key=["n", "wrong"], do_bench=Recorder([3.0, 2.0, 1.0] * 2))
+    assert "'wrong'" in caplog.text and kernel.keys == ["n", "wrong"]
+    x = np.zeros(300, np.float32)
+    for n in (300, 300, 200):
+        kernel[grid](x, n)
+    assert [key[0] for key in kernel.cache] == [300, 200]
+
+
+@pytest.mark.parametrize("option", ["reset_to_zero", "restore_value"])
 def test_unknown_names(option: str) -> None:
     with pytest.raises(ValueError, match=rf"{option}=.*'wrong'.*x, n, BLOCK"):
         tuned(**{option: ["wrong"]})

@@ -128,7 +128,8 @@ class Autotuner(KernelWrapper):
         self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # quick keys -> keys
         self.reset_to_zero, self.restore_value = list(reset_to_zero or ()), list(restore_value or ())
         self._check_names()
-        self._places = [(name, self.argument_names.index(name)) for name in self.keys]
+        known = [name for name in self.keys if name in self.argument_names]
+        self._places = [(name, self.argument_names.index(name)) for name in known]
         self.pre_hook = pre_hook or self._prepare_arguments
         self.post_hook = post_hook or self._restore_arguments
         self.user_defined_pre_hook, self.user_defined_post_hook = pre_hook is not None, post_hook is not None
@@ -154,11 +155,15 @@ class Autotuner(KernelWrapper):
         given = {"key": self.keys, "reset_to_zero": self.reset_to_zero, "restore_value": self.restore_value}
         for option, names in given.items():
             unknown = [name for name in names if name not in self.argument_names]
-            if unknown:
-                raise ValueError(
-                    f"autotune({option}=…) names {', '.join(map(repr, unknown))}: kernel '{self.name}' has only the "
-                    f"parameters {', '.join(self.argument_names)}"
-                )
+            if not unknown:
+                continue
+            message = (
+                f"autotune({option}=…) names {', '.join(map(repr, unknown))}: kernel '{self.name}' has only the "
+                f"parameters {', '.join(self.argument_names)}"
+            )
+            if option != "key":
+                raise ValueError(message)
+            logger.warning("%s; the other names make the key", message)  # as in Triton, where published kernels do it
 
     # Launching
 
@@ -216,7 +221,7 @@ class Autotuner(KernelWrapper):
 
     def _key(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Values of the key arguments, then the dtype of every array, and the GPU that they are on, if any."""
-        values = [named[name] for name in self.keys if name in named]
+        values = [named[name] for name, _ in self._places if name in named]
         present = [named[name] for name in self.argument_names if name in named]
         dtypes = [str(value.dtype) for value in present if hasattr(value, "dtype")]
         gpus = [str(value.device) for value in present if getattr(value, "is_cuda", False)]
@@ -476,7 +481,8 @@ def autotune(
 ) -> Callable[[Any], Autotuner]:
     """Decorator: launch a kernel with the fastest of `configs`, timed once for each tuning key.
 
-    `key`: arguments whose values, with the dtypes of all arrays, make the tuning key.
+    `key`: arguments whose values, with the dtypes of all arrays, make the tuning key.  Names that are no parameters are
+    left out, with a warning.
     `prune_configs_by`: dict of ``early_config_prune(configs, named_arguments, **keywords)`` and
     ``perf_model(**all)`` with ``top_k`` (a number, or a part of at most 1.0).
     `reset_to_zero`, `restore_value`: arrays zeroed before, or put back after, each measured run.
@@ -485,7 +491,7 @@ def autotune(
     `use_cuda_graph` measures by `testing.do_bench_cudagraph`.  `cache_results=False` keeps no times on disk, True keeps
     also those that depend on the hooks or the `do_bench` given here, which are not kept otherwise.
 
-    Launches raise `AutotunerError` when every configuration fails.  Raises `ValueError` for unknown names.
+    Launches raise `AutotunerError` when every configuration fails.  Raises `ValueError` for unknown names of arrays.
     """
     return lambda fn: Autotuner(
         fn, None, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup, rep,
