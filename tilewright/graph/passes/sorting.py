@@ -65,7 +65,7 @@ def _is_compared(x: Value, kernels: KernelFacts) -> bool:
     length = x.shape[-1]
     if upper_bound(length) <= kernels.compared_row:
         return True
-    shortest = kernels.network_row // 4 if x.dtype.itemsize == 8 else kernels.network_row  # they sort those twice
+    shortest = kernels.network_row // 2 if x.dtype.itemsize == 8 else kernels.network_row  # twice the numbers to move
     return lower_bound(length) >= shortest and upper_bound(product([*x.shape, length])) <= kernels.compared_pairs
 
 

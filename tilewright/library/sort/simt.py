@@ -174,8 +174,8 @@ def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall
         stages = min(most, STAGES)
         tiles = ceil_divide(columns, 1 << stages)
         width = simplify(lift(tiles) * (1 << few))
-        kept = None if most <= STAGES else sorting.temporary(f"first_{len(temporaries)}", width)
-        tensors, missing = sorting.stored(between=kept, read=keys is None)
+        between = None if most <= STAGES else sorting.temporary(f"first_{len(temporaries)}", width)
+        tensors, missing = sorting.stored(between=between, read=keys is None)
         constants = {
             "FEW": few,
             "LEVELS": stages - few,
@@ -189,7 +189,7 @@ def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall
         kernel = kernels.select_first if keys is None else kernels.select_again
         grid = (simplify(lift(tiles) * sorting.rows), 1, 1)
         calls.append(launch(kernel, tensors, sizes, constants, grid, None, _threads(1 << stages)))
-        if kept is None:
+        if between is None:
             return calls, temporaries
-        temporaries.append(kept)
-        columns, keys, most = width, kept, most - STAGES + few
+        temporaries.append(between)
+        columns, keys, most = width, between, most - STAGES + few
