@@ -95,11 +95,6 @@ class Pipeline:
         return self.stages * self.stage_bytes
 
     @property
-    def direct(self) -> bool:
-        """Whether products read tiles themselves."""
-        return any(stream.direct for stream in self.streams)
-
-    @property
     def late(self) -> bool:
         """Whether copies start after the products, into the stage of the iteration before.
 

@@ -14,7 +14,6 @@ from tilewright.targets.gpu.pipelining import Pipeline, Reader
 from tilewright.targets.gpu.tiles import is_tile
 from tilewright.targets.gpu.transfer import element_bits
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.explicit.barriers import fence_async
 from tilewright.targets.nvidia.intrinsics import assembly
 from tilewright.targets.nvidia.lowering import NvidiaLowering
 from tilewright.targets.nvidia.warpgroup import tile_view
@@ -55,9 +54,8 @@ class NvidiaPipelinedLoop(PipelinedLoop):
     # Copies --------------------------------------------------------------------------------------
 
     def wait(self, outstanding: int) -> None:
+        # No proxy fence: tiles have no other writers than copies, whose end each thread waits for before the barrier.
         assembly(self.builder, f"cp.async.wait_group {outstanding};", "", [], [])
-        if self.plan.direct:
-            fence_async(self.builder)
         self.lowering.synchronize()
 
     def commit(self) -> None:
