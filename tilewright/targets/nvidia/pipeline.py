@@ -9,6 +9,7 @@ from tilewright.ir.core import Function
 from tilewright.ir.explicit import is_explicit
 from tilewright.passes.grid_axes import rename_axes
 from tilewright.passes.pipeline import Pass, run_passes, simplify
+from tilewright.passes.tile_addresses import simplify_tile_addresses
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.gpu.early_loads import load_early
 from tilewright.targets.gpu.layouts import assign
@@ -33,12 +34,20 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 DEFAULT_STAGES = 3
 
-NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
-    (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
-    (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
-    (simplify, "what the pass before left over"),
-    (load_early, "last, because it only changes the order of operations"),
-)
+
+def nvidia_passes(target: NvidiaTarget, warps: int) -> tuple[Pass, ...]:
+    """The passes for kernels of so many warps, in order."""
+
+    def simplify_tiles(function: Function) -> Function:
+        return simplify_tile_addresses(function, warps * target.warp_threads, target.registers_per_thread)
+
+    return (
+        simplify,  # smaller kernels for all that follows, and equal masks and addresses become one value
+        simplify_tiles,  # after it, so that scalars count what moves in a loop, and what does not can leave it
+        carry_uniform_increments,  # after both: loops carry only what changes; pointers become affine in scalars
+        simplify,  # what the passes before left over
+        load_early,  # last, because it only changes the order of operations
+    )
 
 
 def lower(
@@ -50,14 +59,14 @@ def lower(
     Raises `CompilationError` with the source line for what the target cannot do.
     """
     symbol = kernel_symbol(function, target.architecture, options.key, text)
-    function = rename_axes(run_passes(function, tuple(step for step, _ in NVIDIA_PASSES)), options.grid_axes)
+    warps = warps_of(function, options)
+    function = rename_axes(run_passes(function, nvidia_passes(target, warps)), options.grid_axes)
     if options.wait_at_entry and target.dependent_launch:
         if not any(operation.opcode == "grid_wait" for operation in function.walk()):
             function = replace(function, attributes={**function.attributes, WAIT_ATTRIBUTE: True})
     handles = any(argument.type.is_handle for argument in function.region.arguments)
     if handles or any(is_explicit(operation.opcode) for operation in function.walk()):
         return lower_explicit(function, target, symbol, options)
-    warps = warps_of(function, options)
     if cluster_of(function, options) != (1, 1, 1):
         raise CompilationError(
             f"kernel '{function.name}' is no explicit kernel, so that its CTAs have nothing to do with each other: "
