@@ -83,6 +83,38 @@ def test_a_matmul_keeps_one_group_under_way_and_copies_before_it_waits_for_copie
 
 
 @tilewright.jit
+def narrow_columns(
+    a, b, out, n, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, LASTS: tl.constexpr, SUMS: tl.constexpr
+):
+    """Blocks of `N` columns; the left operand is the same for all of them, or comes with each."""
+    row, column, deep = tl.arange(0, M)[:, None], tl.arange(0, N), tl.arange(0, K)
+    left = tl.load(a + row * K + deep)
+    total = tl.zeros((M, N), tl.float32)
+    for step in range(n):
+        if not LASTS:
+            left = tl.load(a + (step * M + row) * K + deep)
+        right = tl.load(b + (step * N + column) * K + deep[:, None])
+        if SUMS:
+            total = tl.dot(left, right, total)
+        else:
+            total += tl.exp2(tl.dot(left, right))
+    tl.store(out + row * N + column, total)
+
+
+@pytest.mark.parametrize(
+    ("columns", "lasts", "sums", "wide"),
+    [(16, True, False, 16), (16, False, False, 0), (16, True, True, 0), (32, False, True, 32), (8, True, False, 0)],
+)
+def test_a_left_operand_that_lasts_pays_for_few_columns(columns, lasts, sums, wide):
+    """In registers it would take room for a whole loop."""
+    types = {**pointers("f16", "a", "b"), "out": "*f32", "n": "i32"}
+    sizes = {"M": 128, "K": 64, "N": columns, "LASTS": lasts, "SUMS": sums}
+    _, assembly = built(traced(narrow_columns, types, sizes), warps=4)
+    assert (f"wgmma.mma_async.sync.aligned.m64n{wide}k16" in assembly.ptx) == bool(wide)
+    assert ("mma.sync" in assembly.ptx) != bool(wide)
+
+
+@tilewright.jit
 def stored_tile(a, b, out, n, M: tl.constexpr, K: tl.constexpr):
     """The right operand is computed, and goes to shared memory from registers."""
     row, column = tl.arange(0, M)[:, None], tl.arange(0, K)

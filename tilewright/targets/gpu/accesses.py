@@ -101,6 +101,21 @@ def chained_products(function: Function) -> frozenset[Operation]:
     return frozenset(found)
 
 
+def products_with_lasting_operands(function: Function) -> frozenset[Operation]:
+    """Products in loops whose first operand comes from outside the innermost one: it is the same in all iterations."""
+    found: set[Operation] = set()
+    for loop in function.walk():
+        if loop.opcode != "for":
+            continue
+        inside = list(loop.walk())
+        made = {value for operation in inside for value in operation.results}
+        made |= {value for operation in inside for region in operation.regions for value in region.arguments}
+        for operation in inside:
+            if operation.opcode == "dot":
+                (found.discard if operation.operands[0] in made else found.add)(operation)
+    return frozenset(found)
+
+
 def load_of(value: SSAValue) -> Operation | None:
     """The load of a block that comes from memory as it is."""
     operation = value.definition

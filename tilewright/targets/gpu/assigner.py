@@ -50,6 +50,7 @@ class Assigner:
         ] = {}  # of open blocks of loops and branches: what shares their layout
         self.flow: dict[Operation, list[SSAValue | None]] = {}  # operands that must be where another value is
         self.chained: frozenset[Operation] = frozenset()  # products that feed products
+        self.lasting: frozenset[Operation] = frozenset()  # products whose first operand a loop leaves as it is
         self.combined: dict[tuple[int, ...], int] = {}  # shapes of blocks that are reduced, and along which axis
         self.scanned: dict[tuple[int, ...], int] = {}  # the same of blocks that are scanned
         self.stored: dict[Operation, Operation] = {}  # reductions whose results are only stored, and where

@@ -29,7 +29,13 @@ from tilewright.ir.core import Attribute, Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
-from tilewright.targets.gpu.accesses import chained_products, combined_axes, plan_accesses, scanned_axes
+from tilewright.targets.gpu.accesses import (
+    chained_products,
+    combined_axes,
+    plan_accesses,
+    products_with_lasting_operands,
+    scanned_axes,
+)
 from tilewright.targets.gpu.assigner import Assigner, Rule, stored_reductions
 from tilewright.targets.gpu.layout_rules import LAYOUT_RULES
 from tilewright.targets.gpu.target import SimtTarget
@@ -69,6 +75,7 @@ def assign(
     facts = analyze_axes(function)
     assigner = Assigner(target.warp_threads, warps, facts, plan_accesses(function, facts), rules)
     assigner.chained = chained_products(function)
+    assigner.lasting = products_with_lasting_operands(function)
     assigner.combined = combined_axes(function)
     assigner.scanned = scanned_axes(function)
     assigner.stored = stored_reductions(function)

@@ -42,7 +42,7 @@ def dot(lowering: NvidiaLowering, operation: Operation) -> None:
         return
     lowering.land_value(operation.operands[2])
     instruction = instruction_of(operation, lowering.target)
-    if warpgroup_product(operation, lowering.target, lowering.warps, False) is not None:
+    if warpgroup_product(operation, lowering.target, lowering.warps, chained=False, lasting=False) is not None:
         lowering.note(
             operation,
             "mma.sync instead of wgmma: an operand runs along an axis that wgmma does not read, or tiles find no room",

@@ -50,8 +50,8 @@ def _dot(target: NvidiaTarget, warpgroups: bool, assigner: Assigner, operation: 
 
 def _warpgroup_dot(target: NvidiaTarget, assigner: Assigner, operation: Operation) -> bool:
     """Lay a product out for wgmma, if it is one; operands in shared memory are wanted in the layout of a tile."""
-    chained = operation in assigner.chained
-    product = warpgroup_layout.warpgroup_product(operation, target, assigner.warps, chained)
+    chained, lasting = operation in assigner.chained, operation in assigner.lasting
+    product = warpgroup_layout.warpgroup_product(operation, target, assigner.warps, chained, lasting)
     operands = operation.operands[:2]
     if product is None or any(value in assigner.flexible for value in operands):
         return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, nvmma, wgmma_accumulator, wgmma_operand
 from tilewright.layout.distributed import on_threads
 from tilewright.targets.gpu.tiles import OFFSET, tile_axis
@@ -23,6 +24,7 @@ WARPGROUP_WARPS = 4  # of a warpgroup
 ROWS = 64  # of one instruction
 _MOST_COLUMNS = 256  # of one instruction at most
 _LEAST_COLUMNS = 32  # of a warpgroup, that pay for reading A from shared memory
+_LEAST_COLUMNS_BESIDE_LASTING = 16  # the same for an A that would take registers for a whole loop
 _MOST_ACCUMULATED = 192  # of an accumulator in one thread
 _STEP_BYTES = 32  # of k in one instruction
 _ELEMENTS = ("float16", "bfloat16", "float8e4nv", "float8e5", "int8", "uint8")
@@ -47,11 +49,14 @@ class WarpgroupProduct:
         return on_threads(wgmma_accumulator(shape, self.columns, self.grid), WARP_THREADS, warps)
 
 
-def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, chained: bool) -> WarpgroupProduct | None:
+def warpgroup_product(
+    operation: Operation, target: NvidiaTarget, warps: int, chained: bool, lasting: bool
+) -> WarpgroupProduct | None:
     """How warpgroups divide a product, or None where the instruction does not serve or does not pay.
 
     The rows are divided first, so that a row of the result stays in one warpgroup; `chained` products are divided in
-    no other way.  float32 operands stay with mma.sync, for wgmma would cut off bits that TF32 lacks without rounding.
+    no other way.  Of `lasting` ones A is the same in all iterations of a loop.  float32 operands stay with mma.sync,
+    for wgmma would cut off bits that TF32 lacks without rounding.
     """
     a, b, accumulator = (value.type for value in operation.operands)
     instruction = instruction_of(operation, target)
@@ -66,7 +71,9 @@ def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, ch
         return None
     along_columns = groups // along_rows
     share = columns // along_columns
-    if not _LEAST_COLUMNS <= share <= _MOST_COLUMNS or (chained and along_columns > 1):
+    fresh = constant_of(operation.operands[2]) == 0  # ptxas serialises sums of few columns that loops carry
+    least = _LEAST_COLUMNS_BESIDE_LASTING if lasting and fresh else _LEAST_COLUMNS
+    if not least <= share <= _MOST_COLUMNS or (chained and along_columns > 1):
         return None
     if rows * columns // (WARP_THREADS * warps) > _MOST_ACCUMULATED:
         return None
