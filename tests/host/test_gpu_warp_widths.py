@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +61,20 @@ def transposed(source, result, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @tilewright.jit
+def carried(source, result, steps, SIZE: tl.constexpr):
+    """Blocks of 16 bits through a loop and both sides of a branch in it."""
+    place = tl.arange(0, SIZE)
+    total, other = tl.load(source + place), tl.load(source + SIZE + place)
+    for step in range(steps):
+        if step % 3 == 1:
+            total, other = other - total, total
+        else:
+            total += other
+    tl.store(result + place, total)
+    tl.store(result + SIZE + place, other)
+
+
+@tilewright.jit
 def product(left, right, result, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     place = index[:, None] * SIZE + index[None, :]
@@ -92,7 +107,7 @@ def test_elementwise(width, warps, rng):
 
 @pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("rows", "columns", "warps"), [(1, 500, 2), (4, 50, 1), (8, 33, 4)])
+@pytest.mark.parametrize(("rows", "columns", "warps"), [(1, 500, 2), (4, 50, 1), (8, 33, 4), (1, 3000, 32)])
 def test_reductions_along_rows(width, rows, columns, warps, rng):
     """Within threads, between lanes and between warps, with columns that do not exist."""
     source = rng.standard_normal((rows, columns)).astype(np.float32)
@@ -120,6 +135,24 @@ def test_scans(width, warps, rng):
     types = {name: "*i32" for name in ("source", "forward", "backward")}
     run(traced(running_sums, types, {"BLOCK": 512}), [source, forward, backward], (1, 1, 1), StandIn(width), warps)
     assert (forward == np.cumsum(source)).all() and (backward == np.cumsum(source[::-1])[::-1]).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", ["f16", "i16"])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_words_of_two_numbers_go_around_loops(width, kind, steps, rng):
+    source = rng.integers(-9, 9, 512).astype({"f16": np.float16, "i16": np.int16}[kind])
+    result = np.zeros_like(source)
+    types = {"source": f"*{kind}", "result": f"*{kind}", "steps": "i32"}
+    kernel = traced(carried, types, {"SIZE": 256})
+    run(kernel, [source, result, steps], (1, 1, 1), StandIn(width), 2)
+    total, other = source[:256], source[256:]
+    for step in range(steps):
+        total, other = (other - total, total) if step % 3 == 1 else (total + other, other)
+    assert (result == np.concatenate((total, other))).all()
+    _, text = lowered(kernel, StandIn(width), AmdIntrinsics(), 2)
+    phis = set(re.findall(r"= phi (<2 x \w+>|\w+) ", text))
+    assert phis & {"half", "i16", "<2 x half>", "<2 x i16>"} == {{"f16": "<2 x half>", "i16": "<2 x i16>"}[kind]}
 
 
 @pytest.mark.parametrize("width", WIDTHS)

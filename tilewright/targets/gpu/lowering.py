@@ -35,6 +35,7 @@ from tilewright.targets.llvm.debug import DebugLines
 
 SHARED_POINTER = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
+_HALF_WORDS = ("half", "bfloat", "i16")
 KEPT_ATTRIBUTE = "gpu.kept"  # of a permute: what is computed from it is not joined with what its operand gave
 RESIDENT_ATTRIBUTE = "gpu.resident"  # of a function: CTAs that shall fit a multiprocessor
 
@@ -436,15 +437,17 @@ def _for(lowering: KernelLowering, operation: Operation) -> None:
     if wide:
         bounds = [lowering.converter.cast(value, kind, dtypes.int64) for value in bounds]
     initial = [lowering.registers(value) for value in operation.operands[3:]]
-    flat = [register for registers in initial for register in registers]
+    carried = [in_words(builder, registers) for registers in initial]
+    flat = [word for words in carried for word in words]
     with builder.loop(
         bounds[0], bounds[1], bounds[2], flat, hint="for", metadata=_unrolling(lowering, operation)
     ) as loop:
         index = builder.cast("trunc", loop.index, register_type(kind)) if wide else loop.index
-        following = lowering.region(region, [[index], *grouped(loop.values, initial)])
-        loop.next([register for registers in following for register in registers])
-    for value, registers in zip(operation.results, grouped(loop.results, initial), strict=True):
-        lowering.define(value, registers)
+        given = [out_of_words(builder, words) for words in grouped(loop.values, carried)]
+        following = lowering.region(region, [[index], *given])
+        loop.next([word for registers in following for word in in_words(builder, registers)])
+    for value, words in zip(operation.results, grouped(loop.results, carried), strict=True):
+        lowering.define(value, out_of_words(builder, words))
 
 
 def _unrolling(lowering: KernelLowering, operation: Operation) -> str:
@@ -454,6 +457,22 @@ def _unrolling(lowering: KernelLowering, operation: Operation) -> str:
         return ""
     count = lowering.module.metadata(f'!{{!"llvm.loop.unroll.count", i32 {factor}}}')
     return lowering.module.distinct_metadata("!{{self}, " + count + "}")
+
+
+def in_words(builder: LLVMBuilder, registers: Sequence[LLVMValue]) -> list[LLVMValue]:
+    """Registers as control flow merges them: neighbours of 16 bits as one word, for each would take one alone."""
+    if not registers or len(registers) % 2 or registers[0].type not in _HALF_WORDS:
+        return list(registers)
+    pairs = zip(registers[::2], registers[1::2], strict=True)
+    empty = builder.poison(f"<2 x {registers[0].type}>")
+    return [builder.insert(builder.insert(empty, low, 0), high, 1) for low, high in pairs]
+
+
+def out_of_words(builder: LLVMBuilder, words: Sequence[LLVMValue]) -> list[LLVMValue]:
+    """The registers that `in_words` had."""
+    if not words or not words[0].is_vector:
+        return list(words)
+    return [builder.extract(word, lane) for word in words for lane in range(word.lanes)]
 
 
 def grouped(flat: Sequence[LLVMValue], like: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
@@ -474,15 +493,15 @@ def _if(lowering: KernelLowering, operation: Operation) -> None:
     ends = []
     for block, region in zip(blocks, operation.regions, strict=True):
         builder.start(block)
-        yielded.append(lowering.region(region, []))
+        results = lowering.region(region, [])
+        yielded.append([in_words(builder, registers) for registers in results])
         ends.append(builder.block)
         builder.branch(after)
     builder.start(after)
     for result, then, otherwise in zip(operation.results, *yielded, strict=True):
         pairs = zip(then, otherwise, strict=True)
-        lowering.define(
-            result, [builder.phi(after, left.type, [(left, ends[0]), (right, ends[1])]) for left, right in pairs]
-        )
+        words = [builder.phi(after, left.type, [(left, ends[0]), (right, ends[1])]) for left, right in pairs]
+        lowering.define(result, out_of_words(builder, words))
 
 
 def _while(lowering: KernelLowering, operation: Operation) -> None:
