@@ -15,6 +15,7 @@ from tests.compile.test_nvidia_plain import example, integers, pointers, traced
 from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
+from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
@@ -254,3 +255,32 @@ def explicit_product(a, c):
 def test_explicit_kernels_keep_their_shared_memory_to_themselves():
     lowered, assembly = built(traced(explicit_product, {"a": "*bf16", "c": "*f32"}, {}), warps=4)
     assert "wgmma" not in assembly.ptx and "mma.sync" in assembly.ptx
+
+
+@tilewright.jit
+def pages(q, keys, values, table, out, n, count, ROWS: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr):
+    """Attention over the pages that a table names: each is waited for, as the branch keeps loads where they are."""
+    row, deep, entry = tl.arange(0, ROWS)[:, None], tl.arange(0, SIZE), tl.arange(0, PAGE)
+    query = tl.load(q + row * SIZE + deep)
+    total = tl.zeros((ROWS, SIZE), tl.bfloat16)
+    for step in range(n):
+        if step < count:
+            place = tl.load(table + step) * PAGE * SIZE
+            scores = tl.dot(query, tl.load(keys + place + entry[None, :] * SIZE + deep[:, None])).to(tl.bfloat16)
+            total += tl.dot(scores, tl.load(values + place + entry[:, None] * SIZE + deep)).to(tl.bfloat16)
+    tl.store(out + row * SIZE + deep, total)
+
+
+def test_ctas_that_wait_for_loads_leave_room_for_more_of_them():
+    types = {**pointers("bf16", "q", "keys", "values", "out"), "table": "*i32", "n": "i32", "count": "i32"}
+    function = traced(pages, types, {"ROWS": 16, "PAGE": 16, "SIZE": 128})
+    lowered = lower(function, SM90, NvidiaOptions.of_launch({"num_warps": 4}))
+    alone = assemble(lowered.text, lowered.symbol, SM90, AssemblyOptions())
+    assert lowered.waiting and not lower(matmul(), SM90, NvidiaOptions.of_launch({"num_warps": 8})).waiting
+    crowded = assemble_kernel(lowered, SM90, AssemblyOptions())
+    assert not crowded.resources.spill_stores
+    assert SM90.registers_per_multiprocessor // (128 * crowded.resources.registers) > (
+        SM90.registers_per_multiprocessor // (128 * alone.resources.registers)
+    )
+    asked = assemble_kernel(lowered, SM90, AssemblyOptions(maxnreg=200))
+    assert asked.resources.registers >= crowded.resources.registers and ".maxnreg 200" in asked.ptx

@@ -24,6 +24,8 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 _SUFFIXES = {"ir": "tile", "layouts": "layouts.tile", "llvm": "ll", "ptx": "ptx"}  # of the files in a dump directory
 
+_REGISTERS_AT_ONCE = 8  # of a thread: a multiprocessor gives a warp 256 at once
+_FEWEST_REGISTERS = 64  # of a thread, for products
 _USERS_SHOWN = 3  # of shared memory, where there is too little
 
 
@@ -76,6 +78,26 @@ def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: Assem
     _check_shared_memory(lowered, lowered.shared_bytes, target)  # assemblers take minutes for blocks so large
     assembly = assemble(lowered.text, lowered.symbol, target, options)
     _check_shared_memory(lowered, lowered.shared_bytes + assembly.resources.shared, target)
+    if lowered.waiting and options.maxnreg is None:
+        assembly = _with_more_ctas(lowered, assembly, target, options)
+    return assembly
+
+
+def _with_more_ctas(
+    lowered: LoweredKernel, assembly: Assembly, target: NvidiaTarget, options: AssemblyOptions
+) -> Assembly:
+    """With fewer registers for a thread, as long as none spill and one more CTA fits a multiprocessor for it."""
+    threads = lowered.warps * target.warp_threads
+    while not assembly.resources.spill_stores:
+        ctas = 1 + _resident(lowered, assembly, target)
+        shared = lowered.shared_bytes + assembly.resources.shared + target.reserved_shared_bytes
+        registers = target.registers_per_multiprocessor // (ctas * threads) // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
+        if ctas * shared > target.shared_bytes_per_multiprocessor or registers < _FEWEST_REGISTERS:
+            break
+        other = assemble(lowered.text, lowered.symbol, target, replace(options, maxnreg=registers, strict=False))
+        if other.resources.spill_stores:
+            break
+        assembly = other
     return assembly
 
 
@@ -83,7 +105,7 @@ def _resident(lowered: LoweredKernel, assembly: Assembly, target: NvidiaTarget) 
     """CTAs of a multiprocessor for whose threads there are registers; 0 where they spill."""
     if assembly.resources.spill_stores:
         return 0
-    registers = -(-max(1, assembly.resources.registers) // 8) * 8
+    registers = -(-max(1, assembly.resources.registers) // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
     return target.registers_per_multiprocessor // (registers * lowered.warps * target.warp_threads)
 
 

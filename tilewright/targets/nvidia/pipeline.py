@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function
+from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
 from tilewright.passes.grid_axes import rename_axes
 from tilewright.passes.pipeline import Pass, run_passes, simplify
@@ -107,5 +108,18 @@ def lower(
         tensor_maps=tuple(lowering.tensor_maps),
         remarks=tuple(lowering.remarks),
         resident=resident_of(assignment.function),
+        waiting=_waits_for_loads(assignment.function, memory.loops),
         assigned=assignment.function,
     )
+
+
+def _waits_for_loads(function: Function, pipelined: Collection[Operation]) -> bool:
+    """Whether a loop with products loads what it works on without copying anything ahead."""
+    for loop in function.walk():
+        if loop.opcode not in ("for", "while"):
+            continue
+        inside = list(loop.walk())
+        opcodes = {operation.opcode for operation in inside}
+        if {"dot", "load"} <= opcodes and not any(operation in pipelined for operation in inside):
+            return True
+    return False
