@@ -140,6 +140,28 @@ def test_numbers_divided_together_are_rounded_right(units, rng):
         assert math.copysign(1, function(x, y)) == math.copysign(1, x) * math.copysign(1, y)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("place", range(3))
+def test_each_of_several_numbers_is_rounded_right(shared, place, rng):
+    """Of one divisor or of their own, with numbers among them that are huge, zeros or none."""
+
+    def emit(builder, *given):
+        divisors = [given[3]] * 3 if shared else given[3:]
+        return divide(NearReciprocals(0), builder, given[:3], divisors)[place]
+
+    function = compiled(emit, "float", 6)
+    special = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**65, -(2.0**64), 2.0**64 * 1.9999999, 1e-30])
+    for _ in range(3000):
+        x = (rng.normal(size=3) * 2.0 ** rng.integers(-60, 70, 3)).astype(np.float32)
+        y = (rng.normal(size=3) * 2.0 ** rng.integers(-30, 70, 3)).astype(np.float32)
+        chosen = rng.random(3) < 0.3
+        x[chosen] = rng.choice(special, chosen.sum())
+        with np.errstate(all="ignore"):
+            wanted = x[place] / y[0 if shared else place]
+        found = np.float32(function(*map(float, x), *map(float, y)))
+        assert found.tobytes() == wanted.tobytes() or (np.isnan(found) and np.isnan(wanted)), (x, y)
+
+
 def test_reciprocals_of_several_numbers_are_rounded_right(rng):
     def emit(builder, y):
         return divide(NearReciprocals(0), builder, [builder.constant("float", 1.0)], [y])[0]

@@ -204,6 +204,37 @@ def test_loops_that_read_one_parameter_and_write_another_need_no_barrier():
 
 
 @tilewright.jit
+def twice_over(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    total = tl.zeros((N,), tl.float32)
+    for k in range(n):
+        total += tl.load(x + k * N + i)
+    for k in range(n):
+        tl.store(x + k * N + i, tl.load(x + k * N + i) * 2.0)
+    tl.store(out + i, total)
+
+
+def test_a_loop_waits_once_for_what_was_loaded_before_it():
+    """Its stores may overtake another thread's loads before the loop, but not those of the loop itself."""
+    assignment = assigned(twice_over, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 256})
+    loops = [op for op in assignment.function.walk() if op.opcode == "for"]
+    assert ordering_barriers(assignment.function, ()) == {loops[1]}
+
+
+@tilewright.jit
+def back_and_forth(x, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for _ in range(n):
+        tl.store(x + i, tl.load(x + N - 1 - i))
+
+
+def test_a_loop_waits_inside_for_what_it_stores_itself():
+    assignment = assigned(back_and_forth, {"x": "*f32", "n": "i32"}, {"N": 256})
+    inside = [op for op in assignment.function.walk() if op.opcode in ("load", "store")]
+    assert ordering_barriers(assignment.function, ()) == set(inside)
+
+
+@tilewright.jit
 def two_sums(x, out, n, N: tl.constexpr):
     i = tl.arange(0, N)
     for k in range(n):

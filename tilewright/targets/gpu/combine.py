@@ -13,6 +13,7 @@ from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.llvm.builder import LLVMValue
 
 _VECTOR_BYTES = 16
+_WARPS_BY_LANES = 32  # warps from which butterflies over the lanes combine their parts
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,20 @@ def slot_widths(types: Sequence[TensorType], flagged: bool) -> list[int]:
     return [*widths, 1] if flagged else widths
 
 
+@dataclass(frozen=True)
+class _Left:
+    """Where the warps' parts are: type, and (offset, width) in bytes, of each column; the flags' column is the last."""
+
+    columns: tuple[tuple[str, tuple[int, int]], ...]
+    start: LLVMValue
+    row: LLVMValue
+    flagged: bool
+
+
+def _partial(values: Sequence[LLVMValue], flagged: bool) -> Partial:
+    return Partial(tuple(values[:-1]), values[-1]) if flagged else Partial(tuple(values))
+
+
 class WarpExchange:
     """Hands each warp the partial results of all warps along the axis, through scratch memory with one barrier."""
 
@@ -148,6 +163,43 @@ class WarpExchange:
 
     def exchange(self, parts: Sequence[Partial], base: int = 0) -> list[list[Partial]]:
         """For each of the thread's results (in the order of its registers) the parts of the warps, in order."""
+        left = self._leave(parts, base)
+        loaded = [self._load(type_text, place, left.start, left.row) for type_text, place in left.columns]
+        results = []
+        for register in range(len(parts)):
+            rows = zip(*(column[register] for column in loaded), strict=True)
+            results.append([_partial(values, left.flagged) for values in rows])
+        return results
+
+    def by_lanes(self, parts: Sequence[Partial]) -> list[Partial]:
+        """For each of the thread's results one warp's part: lanes with copies have the parts of all warps.
+
+        `lane_bits` are those whose butterflies combine them.
+        """
+        left = self._leave(parts, 0)
+        number = self._thread_bits(
+            [(bit, 1 << place) for place, bit in enumerate(self.lane_bits)], self.lowering.group.lane
+        )
+        row = self.lowering.builder.add(left.row, number)
+        loaded = [self._load(type_text, place, left.start, row, 1) for type_text, place in left.columns]
+        return [_partial([column[register][0] for column in loaded], left.flagged) for register in range(len(parts))]
+
+    @property
+    def lane_bits(self) -> tuple[int, ...]:
+        """The lowest lane bits that tell copies apart, as many as there are warp bits along the axis, or all."""
+        copies = [bit for bit in range(self.slots.copies.bit_length()) if self.slots.copies >> bit & 1]
+        return tuple(copies[: len(self.slots.along)])
+
+    @property
+    def pays_by_lanes(self) -> bool:
+        """Whether many warps' parts are combined with fewer instructions by butterflies than by every thread alone.
+
+        A thread alone loads all of them and combines them in the least time, but each of many warps does so.
+        """
+        return self.slots.warps >= _WARPS_BY_LANES and len(self.lane_bits) == len(self.slots.along)
+
+    def _leave(self, parts: Sequence[Partial], base: int) -> _Left:
+        """Store the thread's parts, and wait until all warps have."""
         lowering, slots = self.lowering, self.slots
         flagged = parts[0].valid is not None
         columns = [[*part.registers, *([part.valid] if part.valid is not None else [])] for part in parts]
@@ -164,15 +216,7 @@ class WarpExchange:
             offset += -(-slots.results * slots.warps * width // _VECTOR_BYTES) * _VECTOR_BYTES
         self._store(columns, places, start, row, mine)
         lowering.synchronize()
-        loaded = [self._load(types[column], place, start, row) for column, place in enumerate(places)]
-        results = []
-        for register in range(len(parts)):
-            several = []
-            for warp in range(slots.warps):
-                values = [loaded[column][register][warp] for column in range(len(types))]
-                several.append(Partial(tuple(values[:-1]), values[-1]) if flagged else Partial(tuple(values)))
-            results.append(several)
-        return results
+        return _Left(tuple(zip(types, places, strict=True)), start, row, flagged)
 
     def own_warp(self) -> LLVMValue:
         """The thread's own number among the warps that exchange."""
@@ -219,15 +263,19 @@ class WarpExchange:
                     place = builder.add(first, lowering.i32(offset + register * self._stride * width))
                     store_shared(lowering, lowering.shared_pointer(place), [to_bits(lowering, values[column])])
 
-    def _load(self, type_text: str, place: tuple[int, int], start: LLVMValue, row: LLVMValue) -> list[list[LLVMValue]]:
+    def _load(
+        self, type_text: str, place: tuple[int, int], start: LLVMValue, row: LLVMValue, warps: int | None = None
+    ) -> list[list[LLVMValue]]:
+        """The first `warps` slots of each of the thread's results, or all."""
         lowering, builder = self.lowering, self.lowering.builder
         offset, width = place
         first = builder.add(start, builder.multiply(row, lowering.i32(width)))
-        at_once = min(self.slots.warps, _VECTOR_BYTES // width)
+        warps = warps or self.slots.warps
+        at_once = min(warps, _VECTOR_BYTES // width)
         results = []
         for register in range(self.slots.registers):
             values: list[LLVMValue] = []
-            for warp in range(0, self.slots.warps, at_once):
+            for warp in range(0, warps, at_once):
                 distance = offset + (register * self._stride + warp) * width
                 pointer = lowering.shared_pointer(builder.add(first, lowering.i32(distance)))
                 values += load_shared(lowering, pointer, f"i{8 * width}", at_once)

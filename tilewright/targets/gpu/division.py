@@ -6,6 +6,7 @@ that of the next and needs registers.  Here one branch decides for all numbers o
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 from tilewright import dtypes
@@ -14,9 +15,10 @@ from tilewright.targets.gpu.intrinsics import Intrinsics
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 _WORTH = 4  # divisions that pay for a check
+_GROUP = 16  # numbers with one check: all of them are in registers when it is made, and calls are to find room
 # Sizes of divisors and numbers: quotients, and the errors of these, are normal numbers.
 _DIVISORS = 2.0**-20, 2.0**60
-_GREATEST_NUMBER = 2.0**100
+_NUMBERS = 2.0**65  # exponents of 192 and more begin with two ones, which no smaller ones leave in their disjunction
 _RECIPROCALS = 2.0**-126, 2.0**126  # normal numbers whose reciprocals are normal, too
 
 
@@ -24,6 +26,17 @@ def are_divided_together(operation: Operation, columns: Sequence[Sequence[LLVMVa
     """Whether an operation divides so many float32 registers that one check for all pays."""
     divides = operation.opcode == "divide" and operation.result.type.dtype == dtypes.float32
     return divides and len(columns[0]) >= _WORTH
+
+
+def divide_in_groups(
+    intrinsics: Intrinsics, builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue]
+) -> list[LLVMValue]:
+    """`divide` for any number of registers."""
+    found: list[LLVMValue] = []
+    for first in range(0, len(numbers), _GROUP):
+        group = slice(first, first + _GROUP)
+        found += divide(intrinsics, builder, numbers[group], divisors[group])
+    return found
 
 
 def divide(
@@ -38,18 +51,22 @@ def divide(
     is the correctly rounded quotient (Markstein, "Computation of elementary functions on the IBM RISC System/6000
     processor", 1990) unless e falls below the least number: quotients of |n| < 2^-100 may be one unit off.  So may
     reciprocals of numbers that are subnormal, or whose reciprocals are.
+
+    A zero has the right sign if d is positive, for then e y' is +0, which changes no zero when it is subtracted.  One
+    divisor of all numbers (a sum, a count) is checked for that; else the sign is copied from q.
     """
     if all(number.float_constant == 1.0 for number in numbers):
         return [_reciprocal(builder, divisor) for divisor in divisors]
+    positive = len({divisor.text for divisor in divisors}) == 1 and not (divisors[0].float_constant or 0.0) < 0
     quick, slow, done = (builder.new_block(f"divide.{name}") for name in ("quick", "slow", "done"))
-    builder.branch_if(_are_usual(builder, numbers, divisors), quick, slow, weights=(1000, 1))
+    builder.branch_if(_are_usual(builder, numbers, divisors, positive), quick, slow, weights=(1000, 1))
     builder.start(quick)
     inverses: dict[str, LLVMValue] = {}
     for divisor in divisors:
         if divisor.text not in inverses:
             inverses[divisor.text] = _improved(builder, divisor, intrinsics.reciprocal(builder, divisor))
     pairs = list(zip(numbers, divisors, strict=True))
-    found = [_quotient(builder, number, divisor, inverses[divisor.text]) for number, divisor in pairs]
+    found = [_quotient(builder, number, divisor, inverses[divisor.text], positive) for number, divisor in pairs]
     quick_end = builder.block
     builder.branch(done)
     builder.start(slow)
@@ -63,20 +80,31 @@ def divide(
     ]
 
 
-def _are_usual(builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue]) -> LLVMValue:
-    """Whether all sizes are such that no step of a quotient leaves the normal numbers."""
-    checks = [_is_within(builder, divisor, *_DIVISORS) for divisor in {x.text: x for x in divisors}.values()]
-    limit = builder.constant("float", _GREATEST_NUMBER)
-    for number in {x.text: x for x in numbers}.values():
-        checks.append(builder.compare("ole", builder.intrinsic("fabs", [number]), limit))
-    usual = checks[0]
-    for check in checks[1:]:
-        usual = builder.binary("and", usual, check)
+def _are_usual(
+    builder: LLVMBuilder, numbers: Sequence[LLVMValue], divisors: Sequence[LLVMValue], positive: bool
+) -> LLVMValue:
+    """Whether all sizes are such that no step of a quotient leaves the normal numbers; `positive`: divisors are."""
+    usual = _are_small(builder, list({x.text: x for x in numbers}.values()))
+    for divisor in {x.text: x for x in divisors}.values():
+        usual = builder.binary("and", usual, _is_within(builder, divisor, *_DIVISORS, positive))
     return usual
 
 
-def _is_within(builder: LLVMBuilder, number: LLVMValue, least: float, greatest: float) -> LLVMValue:
-    size = builder.intrinsic("fabs", [number])
+def _are_small(builder: LLVMBuilder, numbers: Sequence[LLVMValue]) -> LLVMValue:
+    """Whether all numbers are below a limit: one comparison of the disjunction of their bits, of which an instruction
+    takes two."""
+    together = builder.cast("bitcast", numbers[0], "i32")
+    for number in numbers[1:]:
+        together = builder.binary("or", together, builder.cast("bitcast", number, "i32"))
+    size = builder.binary("and", together, LLVMValue("i32", str(0x7FFFFFFF)))
+    (limit,) = struct.unpack("<i", struct.pack("<f", _NUMBERS))
+    return builder.compare("slt", size, LLVMValue("i32", str(limit)))
+
+
+def _is_within(
+    builder: LLVMBuilder, number: LLVMValue, least: float, greatest: float, positive: bool = False
+) -> LLVMValue:
+    size = number if positive else builder.intrinsic("fabs", [number])
     above = builder.compare("oge", size, builder.constant("float", least))
     return builder.binary("and", above, builder.compare("ole", size, builder.constant("float", greatest)))
 
@@ -92,8 +120,10 @@ def _improved(builder: LLVMBuilder, divisor: LLVMValue, inverse: LLVMValue) -> L
     return builder.intrinsic("fma", [error, inverse, inverse])
 
 
-def _quotient(builder: LLVMBuilder, number: LLVMValue, divisor: LLVMValue, inverse: LLVMValue) -> LLVMValue:
+def _quotient(
+    builder: LLVMBuilder, number: LLVMValue, divisor: LLVMValue, inverse: LLVMValue, positive: bool
+) -> LLVMValue:
     product = builder.emit(f"fmul {number}, {inverse.text}", number.type)  # must not be contracted
     error = builder.intrinsic("fma", [product, divisor, builder.negate(number)])
     rounded = builder.intrinsic("fma", [builder.negate(error), inverse, product])
-    return builder.intrinsic("copysign", [rounded, product])  # of a 0, which the last sum may lose
+    return rounded if positive else builder.intrinsic("copysign", [rounded, product])

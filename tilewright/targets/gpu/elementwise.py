@@ -20,7 +20,7 @@ from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.gpu.conversions import register_type
-from tilewright.targets.gpu.division import are_divided_together, divide
+from tilewright.targets.gpu.division import are_divided_together, divide_in_groups
 from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
 from tilewright.targets.gpu.functions import emit_function
 from tilewright.targets.gpu.lowering import KernelLowering, Rule, unsupported
@@ -59,7 +59,7 @@ def _computed(
     """The registers of the result at some positions."""
     columns = [[registers[position] for position in positions] for registers in operands]
     if are_divided_together(operation, columns):
-        return divide(lowering.intrinsics, lowering.builder, columns[0], columns[1])
+        return divide_in_groups(lowering.intrinsics, lowering.builder, columns[0], columns[1])
     if operation.opcode == "cast":
         return _cast(lowering, operation, columns[0])
     pair = _pair_type(lowering, operation)

@@ -152,6 +152,17 @@ class _Walk:
         starts = operation.operands[3:] if operation.opcode == "for" else operation.operands
         arguments = operation.regions[0].arguments[1 if operation.opcode == "for" else 0 :]
         self.carried.update(zip(arguments, starts, strict=True))
+        # A barrier that only accesses before the loop need stands before it, not in every iteration.
+        found = dict(self.barriers)
+        alone = self.repeated(operation, frozenset())
+        inside, self.barriers = self.barriers, found
+        after = self.repeated(operation, since)
+        if self.barriers.keys() == inside.keys():
+            return after
+        self.barriers = {**inside, operation: None}
+        return alone
+
+    def repeated(self, operation: Operation, since: _State) -> _State:
         while True:
             after = since
             for region in operation.regions:

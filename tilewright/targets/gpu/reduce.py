@@ -222,7 +222,13 @@ def _at_once(lowering: KernelLowering, operation: Operation, part: Partial) -> P
 def _over_warps(
     lowering: KernelLowering, operation: Operation, combiner: Combiner, partials: dict[int, Partial], slots: WarpSlots
 ) -> dict[int, Partial]:
-    exchanged = WarpExchange(lowering, operation, slots).exchange(flagged(list(partials.values()), lowering))
+    exchange, given = WarpExchange(lowering, operation, slots), flagged(list(partials.values()), lowering)
+    if exchange.pays_by_lanes:
+        found = exchange.by_lanes(given)
+        for bit in exchange.lane_bits:
+            found = [combiner.merge(part, combiner.partner(part, bit)) for part in found]
+        return dict(zip(partials, found, strict=True))
+    exchanged = exchange.exchange(given)
     return {element: combiner.tree(several) for element, several in zip(partials, exchanged, strict=True)}
 
 
