@@ -12,6 +12,7 @@ import tilewright.language as tl
 from tests.host.hopper_support import ORDERS, attention_reference, traced_chunks, traced_decoding, traced_pages
 from tests.host.test_paged_attention import draw_inputs, plain
 from tilewright.errors import LaunchError
+from tilewright.ir.asynchrony import operations
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
 from tilewright.library.attention.hopper.config import AttentionConfig
@@ -104,6 +105,7 @@ def test_it_is_clean_in_any_order(config: DecodingConfig, rng: np.random.Generat
     ("config", "new", "lengths"),
     [
         (PagedConfig(D=64, GROUP=2, SPLITS=4, EARLY=True), (1, 3, 9), (200, 17, 9)),
+        (PagedConfig(D=64, GROUP=2, SPLITS=2, EARLY=True, AHEAD=True), (1, 3, 9), (330, 70, 9)),
         (PagedConfig(D=64, GROUP=5, PAGE=8, WINDOW=40, SOFTCAP=9.0), (2, 0, 1), (130, 0, 64)),
         (PagedConfig(D=64, GROUP=4, TILES=3, WEIGHTS=1), (1, 2, 4), (290, 64, 130)),
         (AttentionConfig(D=64, BN=96, CONSUMERS=3, CAUSAL=True, FLAT=False, PAGE=16), (3, 70, 5), (3, 170, 5)),
@@ -140,6 +142,45 @@ def test_pages_in_any_order(
             mine = (0 < end - first <= few) == is_few
             expected = wanted[first:end] if mine else 7.0
             assert np.abs(out[first:end].astype(np.float64) - expected).max(initial=0) <= 2.0**-5
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_new_tokens_are_read_late(splits: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels in front have written them when they have been waited for; the others are loaded before."""
+    config = PagedConfig(D=64, GROUP=2, SPLITS=splits, EARLY=True, AHEAD=True)
+    problem, new, lengths = (2, 1, 64, 64, config.PAGE, 0, 0.0), (1, 5, 2, 1, 3), (200, 66, 129, 64, 3)
+    given = draw_inputs(rng, problem, (new, lengths))
+    wanted, kind = plain(given, problem), config.TYPE.element.numpy
+    q, keys, values = (given[name].astype(kind) for name in ("q", "keys", "values"))
+    pools = [np.ascontiguousarray(pool.swapaxes(0, 1)) for pool in (keys, values)]
+    whole = [pool.copy() for pool in pools]
+    late = [
+        given["tables"][number, place // config.PAGE] * config.PAGE + place % config.PAGE
+        for number, (count, length) in enumerate(zip(new, lengths, strict=True))
+        for place in range(length - count, length)
+    ]
+
+    def wait(agent: Any, operation: Any, operands: list[Any]) -> list[Any]:
+        for pool, full in zip(pools, whole, strict=True):
+            pool[:, late] = full[:, late]
+        return []
+
+    monkeypatch.setitem(operations.HANDLERS, "grid_wait", wait)
+    function, scale = simplify(traced_pages(config)), np.log2(np.e) / 8
+    verify(function)
+    for order in range(ORDERS):
+        for pool in pools:
+            pool[:, late] = np.nan
+        out = np.full((len(q), 2, 64), 7, kind)
+        indices = [given["tables"].reshape(-1), given["starts"], given["lengths"]]
+        sizes = [len(q), len(keys), given["tables"].shape[1], 2, 1]
+        run(
+            function,
+            [q.reshape(-1), *pools, *indices, out.reshape(-1), *sizes, scale],
+            (len(new) * splits,),
+            order=order,
+        )
+        assert np.abs(out.astype(np.float64) - wanted).max() <= 2.0**-5
 
 
 def test_growing_maxima_and_hidden_keys(rng: np.random.Generator) -> None:

@@ -11,7 +11,11 @@ from tilewright.build.builder import build
 from tilewright.dtypes import bfloat16, float8e4nv, float8e5, float16, float32, int8, int32
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
+from tilewright.library.attention.hopper.paged_config import PagedConfig
+from tilewright.library.select import candidates
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 # heads, key heads, width, value width, page, window, softcap
 FORMS = [
@@ -274,6 +278,39 @@ def test_values_of_any_size_in_float16_and_8_bits(target, width, size, driver, r
     inputs, read = narrowed(inputs, int8, True)
     unit = max(2.0**-11 * 4 * size, 2.0**-22)
     np.testing.assert_allclose(engine.run(inputs)["y"].astype(np.float64), plain(read, form), rtol=0, atol=unit)
+
+
+@pytest.mark.parametrize(
+    ("pools", "ahead"),
+    [("given", True), ("updated", True), ("copied", False), ("computed", False), ("written after", False)],
+)
+def test_keys_are_loaded_ahead_where_they_are_there(pools, ahead):
+    """Where the pool is an input that at most the new tokens are written into, in place, before it is read."""
+    b = GraphBuilder("paged")
+    tokens, slots = b.symbol("tokens", 1, 64), b.symbol("slots", 1, 1 << 20)
+    sequences, columns = b.symbol("sequences", 1, 8), b.symbol("columns", 1, 64)
+    q = b.input("q", bfloat16, (tokens, 2, 64))
+    new, places = b.input("new", bfloat16, (tokens, 1, 64)), b.input("places", int32, (tokens,))
+    given = [b.input(name, bfloat16, (slots, 1, 64)) for name in ("keys", "values")]
+    read = given
+    if pools != "given":
+        changed = [b.op("scatter_update", [pool, places, new], axis=0, distinct=True) for pool in given]
+        for pool, value in zip(given, changed, strict=True):
+            if pools in ("updated", "written after"):
+                b.mutate(pool, value)
+            else:
+                b.output(value, f"{pool.name} after")
+        read = given if pools == "written after" else changed
+    if pools == "computed":
+        read = [b.op("negate", [pool]) for pool in given]
+    shapes = {"tables": (sequences, columns), "starts": (sequences + 1,), "lengths": (sequences,)}
+    indices = [b.input(name, int32, shape) for name, shape in shapes.items()]
+    b.output(b.op("paged_attention", [q, *read, *indices], scale=0.125, page=16, window=0, softcap=0.0), "y")
+    graph = b.finish()
+    (group,) = [group for group in fuse(graph).groups if group.anchor and group.anchor.op == "paged_attention"]
+    first = candidates(group, graph, NvidiaTarget.named("sm_90a"))[0]
+    configs = [call.constants["CONFIG"] for stage in first.stages for call in stage.calls]
+    assert {config.AHEAD for config in configs if isinstance(config, PagedConfig)} == {ahead}
 
 
 def test_lengths_below_the_new_tokens_stay_inside_of_the_tables(driver, rng):

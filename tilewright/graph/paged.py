@@ -18,6 +18,9 @@ have one new token (decoding) or many (a chunk of its prompt).  Scores are `scal
 c tanh(scale q k / c).  A sequence without keys gives zeros; rows of tokens of no sequence may hold
 anything: kernels leave them as they are.
 
+Where the graph updates a pool, with `scatter_update`, it writes the new tokens, or slots of no sequence: kernels may
+read the tokens before them while the update still runs.
+
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 """
 

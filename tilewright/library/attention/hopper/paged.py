@@ -9,6 +9,7 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.updates import writes_in_place
 from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS
 from tilewright.library.attention.hopper.paged_chunks_kernel import paged_chunks
@@ -43,10 +44,24 @@ def paged_config(constants: Mapping[str, Any], operands: Mapping[str, Value], gr
         "EARLY": all(value in graph.inputs and value not in graph.mutations for value in indices),
         "TYPE": tl.dtype(operands["q"].dtype),
     }  # fmt: skip
-    if (pool := operands["keys"].dtype) != operands["q"].dtype:
-        common |= {"POOL": tl.dtype(pool), "SCALED": "scales_0" in operands}
+    pools = (operands["keys"], operands["values"])
+    if pools[0].dtype != operands["q"].dtype:
+        common |= {"POOL": tl.dtype(pools[0].dtype), "SCALED": "scales_0" in operands}
+    else:
+        common["AHEAD"] = common["EARLY"] and all(_is_there_before(pool, graph) for pool in pools)
     config = PagedConfig(**common)
     return config if all(is_possible(config._replace(SPLITS=splits)) for splits in (1, CLUSTER_CTAS)) else None
+
+
+def _is_there_before(pool: Value, graph: Graph) -> bool:
+    """Whether a call begins with the keys or values of all tokens but the new ones where the kernel reads them: in an
+    input, into which at most the new ones are written."""
+    if pool in graph.inputs:
+        return pool not in graph.mutations
+    node = graph.producers().get(pool)
+    if node is None or node.op != "scatter_update" or node.inputs[0] not in graph.inputs:
+        return False
+    return writes_in_place(node, graph.nodes, graph)
 
 
 def paged_calls(

@@ -35,6 +35,7 @@ class PagedConfig(NamedTuple):
     WINDOW: int = 0
     SOFTCAP: float = 0.0
     EARLY: bool = False  # tables, starts and lengths are read before the kernels in front have ended
+    AHEAD: bool = False  # so are keys and values of tokens before the new ones
     TYPE: Any = tl.bfloat16
     POOL: Any = None  # what pages hold, where it is not `TYPE`
     SCALED: bool = False
@@ -82,6 +83,7 @@ class PagedConfig(NamedTuple):
             (self.WEIGHTS in (1, 2), "there is room for the exponentials of one or two blocks"),
             (self.POOL is None or self.POOL.itemsize == 1, "pages hold what queries are, or 8 bits"),
             (self.GROUP <= self.ROWS, "there is room for one token"),
+            (self.EARLY or not self.AHEAD, "AHEAD takes tables, starts and lengths that are read early"),
             (self.PAGE >= LEAST_PAGE and whole, "blocks are whole pages, or pages whole blocks"),
         ]
         return checked(self, rules)

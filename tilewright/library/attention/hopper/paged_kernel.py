@@ -102,9 +102,18 @@ def load_block(source, memory, count, slots, part, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def ask_for_blocks(k, v, memory, part, CONFIG: tl.constexpr):
-    """Ask for the first blocks to come to the L2 cache: what kernels in front write is brought up to date there."""
-    for step in range(tl.minimum(part.blocks, CONFIG.TILES // 2)):
+def load_blocks(k, v, memory, first, end, part, CONFIG: tl.constexpr):
+    """Start loading blocks of keys and values by turns."""
+    for step in range(first, end):
+        slots = slots_of(part, step, CONFIG)
+        load_block(k, memory, 2 * step, slots, part, CONFIG)
+        load_block(v, memory, 2 * step + 1, slots, part, CONFIG)
+
+
+@tilewright.jit
+def ask_for_blocks(k, v, memory, first, end, part, CONFIG: tl.constexpr):
+    """Ask for blocks to come to the L2 cache: what kernels in front write is brought up to date there."""
+    for step in range(first, end):
         slots = slots_of(part, step, CONFIG)
         for number in tl.static_range(CONFIG.BN // CONFIG.box):
             place = (part.head, slots[number], 0)
@@ -114,14 +123,17 @@ def ask_for_blocks(k, v, memory, part, CONFIG: tl.constexpr):
 
 @tilewright.jit
 def load_tiles(copy, k, v, memory, part, CONFIG: tl.constexpr):
-    """The loading role: one thread."""
+    """The loading role: one thread.  With `AHEAD` the first blocks come before the kernels in front have ended, if they
+    are whole and have none of the new tokens, which these may write."""
+    loaded = part.blocks * 0
     if CONFIG.EARLY:
-        ask_for_blocks(k, v, memory, part, CONFIG)
+        first = tl.minimum(part.blocks, CONFIG.TILES // 2)
+        if CONFIG.AHEAD:
+            loaded = tl.minimum(first, tl.maximum(part.before - part.first, 0).to(tl.int32) // CONFIG.BN)
+            load_blocks(k, v, memory, 0, loaded, part, CONFIG)
+        ask_for_blocks(k, v, memory, loaded, first, part, CONFIG)
         tx.grid_wait()
-    for step in range(part.blocks):
-        slots = slots_of(part, step, CONFIG)
-        load_block(k, memory, 2 * step, slots, part, CONFIG)
-        load_block(v, memory, 2 * step + 1, slots, part, CONFIG)
+    load_blocks(k, v, memory, loaded, part.blocks, part, CONFIG)
     if CONFIG.SPLITS > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
