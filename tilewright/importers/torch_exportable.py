@@ -17,6 +17,7 @@ from torch.nn.modules import transformer
 
 from tilewright.importers.torch_answers import answers_in_operators
 from tilewright.importers.torch_cuts import cuts_from_tensors
+from tilewright.importers.torch_fake_quantized import stored_ranges
 from tilewright.importers.torch_flex import flex_attention_in_operators
 from tilewright.importers.torch_losses import adaptive_loss, adaptive_prediction, ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_packed import packed_sequences
@@ -26,7 +27,8 @@ from tilewright.importers.torch_writes import written
 
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
-    """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
+    """Dynamic-quantized layers as plain ones, fake quantization by stored ranges, packed sequences as padded ones,
+    conversions to the same type as nothing,
     masks as they are, lengths of tensors as sizes, covariances without a check of their data, reads and writes at
     places that numbers in tensors choose, norms of matrices, lines and pools of dynamic sizes, boxes of any number,
     losses that it cannot trace or takes apart into others, and comparisons of tensors as a whole.
@@ -60,6 +62,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         packed = stack.enter_context(packed_sequences())
         stack.enter_context(_sizes_as_lengths(module))
         stack.enter_context(plain_layers(module, packed))
+        stack.enter_context(stored_ranges(module))
         stack.enter_context(whole_layers())
         yield
 

@@ -18,6 +18,7 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputK
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
 # Views of a tensor that lies as they need it, else copies.
 _MAYBE_COPIES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
+_OBSERVED = "_fused_moving_avg_obs_fq_helper_functional"  # results 2 to 5 are arguments 3 to 6, after the observer
 _OF_EMBEDDINGS = {"embedding", "embedding_renorm", "output"}
 MODULE_STATE = {InputKind.BUFFER: "buffer", InputKind.PARAMETER: "parameter"}
 
@@ -99,13 +100,24 @@ def _shares_memory(node: fx.Node) -> bool:
 
 
 def _unchanged(node: fx.Node) -> fx.Node:
-    """What a chain of copies without a change begins with. Rows that embeddings alone read are scaled at each call."""
-    while _name(node) in _COPIES or _is_read_by_embeddings(node):
-        source = node.args[0]
-        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
-            break
+    """What a chain of copies without a change begins with. Rows that embeddings alone read are scaled at each call;
+    observers keep what they have stored."""
+    while (source := _read_unchanged(node)) is not None:
         node = source
     return node
+
+
+def _read_unchanged(node: fx.Node) -> fx.Node | None:
+    """What a node hands on as it is; None where it does not."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if _name(node) == "getitem" and _name(source) == _OBSERVED:
+        place = node.args[1]
+        return source.args[place + 1] if isinstance(place, int) and place >= 2 else None  # type: ignore[return-value]
+    if _name(node) not in _COPIES and not _is_read_by_embeddings(node):
+        return None
+    return source if source.meta["val"].dtype == node.meta["val"].dtype else None
 
 
 def _name(node: fx.Node) -> str:

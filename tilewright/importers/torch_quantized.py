@@ -30,7 +30,7 @@ def plain_layers(module: nn.Module, packed: Padded) -> Iterator[None]:
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         for path, child in list(module.named_modules()):
-            if not type(child).__module__.startswith("torch.ao.nn.quantized"):
+            if not type(child).__module__.startswith("torch.ao.nn.quantized") or _is_reference(child):
                 continue
             made = _plain(child, path, packed)
             if made is not None:
@@ -42,6 +42,11 @@ def plain_layers(module: nn.Module, packed: Padded) -> Iterator[None]:
     finally:
         for parent, name, child in replaced:
             setattr(parent, name, child)
+
+
+def _is_reference(child: nn.Module) -> bool:
+    """Whether it is a float module, which rounds its weights when it is called."""
+    return ".quantized.reference." in type(child).__module__
 
 
 def _plain(layer: Any, path: str, packed: Padded) -> nn.Module | None:
@@ -57,7 +62,8 @@ def _plain(layer: Any, path: str, packed: Padded) -> nn.Module | None:
     where = f"module {path!r}" if path else "the model itself"
     raise ImportModelError(
         f"{where} is a quantized {kind}; only linear and recurrent layers, recurrent cells and embeddings of "
-        "quantize_dynamic, inside a model, are taken: give the module as it was before it was quantized"
+        "quantize_dynamic, inside a model, are taken: give the module as it was before it was quantized, as "
+        "prepare_qat left it, or as convert_to_reference_fx makes it"
     )
 
 

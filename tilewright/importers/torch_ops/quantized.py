@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tilewright.dtypes import DType, float16, float32, float64, int64
+from tilewright.dtypes import DType, float16, float32, float64, int8, int32, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Scalar
 from tilewright.importers.rules import RuleTable
@@ -18,6 +18,8 @@ from tilewright.symbolic import Size
 
 TABLE = RuleTable("Quantized", "quantized_decomposed.")
 rule = TABLE.rule
+
+_BYTES = (int8, uint8)  # what passes find products of, after `dequantize`
 
 
 def _wide(*operands: Scalar | None) -> DType:
@@ -50,6 +52,9 @@ def dequantize(
     call: TorchCall, x: Value, scale: Scalar, zero: Scalar, low: Any, high: Any, dtype: Any, *, out_dtype: Any = None
 ) -> Value:
     """(x - zero point) scale, in the result's type."""
+    if x.dtype in _BYTES and call.dtype == float32:
+        scale, zero = call.cast(_number(call, scale, float64), float32), call.cast(_number(call, zero, int32), int32)
+        return call.op("dequantize", x, scale, zero)
     centred = call.op("subtract", call.cast(x, call.dtype), call.cast(_number(call, zero, float32), call.dtype))
     wide = call.cast(centred, float32 if call.dtype.bits == 16 else call.dtype)
     return call.cast(call.op("multiply", wide, call.cast(_number(call, scale, float64), wide.dtype)), call.dtype)
@@ -71,6 +76,9 @@ def _quantized(call: TorchCall, x: Value, scale: Value, zero: Value, late: bool)
 
 def _dequantized(call: TorchCall, x: Value, scale: Value, zero: Value | None) -> Value:
     """(x - zero point) scale: a difference of integers is exact."""
+    if x.dtype in _BYTES and _wide(x, scale) == float32 and (zero is None or zero.dtype.is_integer):
+        parts = [call.cast(scale, float32)] + ([] if zero is None else [call.cast(zero, int32)])
+        return call.cast(call.op("dequantize", x, *parts), call.dtype)
     if zero is not None:
         kind = int64 if x.dtype.is_integer and zero.dtype.is_integer else _wide(x, zero)
         x = call.op("subtract", call.cast(x, kind), call.cast(zero, kind))

@@ -8,6 +8,7 @@ from tilewright.graph.passes.join_text_lookups import join_text_lookups
 from tilewright.graph.passes.lighten_loops import lighten_loops
 from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.narrow_recurrent import narrow_recurrent
+from tilewright.graph.passes.quantized_weights import quantized_weights
 from tilewright.graph.passes.sorting import sorting
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.weight_products import weight_products
@@ -21,6 +22,7 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
     return TargetPasses(
         before=(
             TargetPass(without_block_products, required=True),  # no kernel promotes sums of blocks
+            TargetPass(quantized_weights),  # integers are what the next passes look for
             TargetPass(narrow_products, kernels),  # what it leaves stays in floats
             TargetPass(narrow_recurrent),  # as products
             TargetPass(weight_products, kernels),  # what is still quantized is read as it is stored

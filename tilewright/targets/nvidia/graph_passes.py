@@ -15,6 +15,7 @@ from tilewright.graph.passes.narrow_sums import narrow_sums
 from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.graph.passes.padded_pools import padded_pools
 from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes, pools_of_volumes
+from tilewright.graph.passes.quantized_weights import quantized_weights
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.scatters import scatters_at_once
 from tilewright.graph.passes.short_frames import short_frames
@@ -39,6 +40,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     return TargetPasses(
         before=(
             blocks,  # first: to the next one they are products of floats
+            TargetPass(quantized_weights),  # integers are what the next passes look for
             TargetPass(narrow_products, kernels),  # what it leaves stays in floats
             TargetPass(fold_zero_points),  # of its products
             weights,  # what is still quantized is read as it is stored, where there is wgmma
