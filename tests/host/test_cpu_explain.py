@@ -177,19 +177,20 @@ def turned(x, out, n, BLOCK: tl.constexpr):
 
 
 @tilewright.jit
-def running(x, out, BLOCK: tl.constexpr):
+def running(x, out, BLOCK: tl.constexpr, APART: tl.constexpr = 1):
     i = tl.arange(0, BLOCK)
-    tl.store(out + i, tl.cumsum(tl.load(x + i), 0))
+    tl.store(out + i, tl.cumsum(tl.load(x + i * APART), 0))
 
 
 def test_transposition_and_scans() -> None:
     types = {"x": "*k f32", "out": "*f32"}
     found = notes(turned, types | {"n": "i32"}, {"BLOCK": 32})
     assert "read along axis 0 and written along axis 1: tiles of 16 x 16 are transposed" in of(found, "tl.store")
-    found = notes(running, types, {"BLOCK": 32})
+    found = notes(running, types, {"BLOCK": 32, "APART": 1})
     assert "scan: in vectors along axis 0" in of(found, "tl.store")
-    found = notes(running, types, {"BLOCK": 31})
-    assert "scan: one combination after the other along axis 0" in of(found, "tl.store")
+    for constants in ({"BLOCK": 31}, {"BLOCK": 32, "APART": 3}):
+        found = notes(running, types, {"APART": 1} | constants)
+        assert "scan: one combination after the other along axis 0" in of(found, "tl.store")
 
 
 def test_exponentials_of_rows_are_vectors_where_blocks_stay_in_cache() -> None:
@@ -206,7 +207,7 @@ def test_launched_and_cached_kernels_explain_themselves(capsys: pytest.CaptureFi
         running[(1,)](x, out, BLOCK=32).explain()
         text = capsys.readouterr().out
         assert text.startswith("kernel running on the CPU, with vectors of") and str(Path(__file__)) in text
-        assert "tl.store(out + i, tl.cumsum(tl.load(x + i), 0))" in text
+        assert "tl.store(out + i, tl.cumsum(tl.load(x + i * APART), 0))" in text
         running._launches.clear()
 
 

@@ -19,7 +19,7 @@ from tilewright.targets.cpu.failures import emit_stop
 from tilewright.targets.cpu.nests import NestEmitter
 from tilewright.targets.cpu.placement import Placement, remark_at
 from tilewright.targets.cpu.report import KernelReport
-from tilewright.targets.cpu.scan import ScanEmitter, is_vectorised
+from tilewright.targets.cpu.scan import ScanEmitter
 from tilewright.targets.cpu.schedule import KernelScheduler, ScheduleStep, TargetStorage
 from tilewright.targets.cpu.signal_checks import AskEmitter, loops_without_end
 from tilewright.targets.cpu.storage import Storage
@@ -175,7 +175,7 @@ class CPUKernelLowering:
             assert self.record is not None
             self.asking = AskEmitter(builder, self.record)
         self.effects = EffectEmitter(self.evaluator, storage, grid[:3], self.record, self.waiting, self.asking)
-        self.scans = ScanEmitter(self.evaluator, storage, self.target)
+        self.scans = ScanEmitter(self.evaluator, storage, self.target, self.placement)
         self._steps(steps)
         builder.finish()
 
@@ -218,7 +218,7 @@ class CPUKernelLowering:
             assert step.scratch is not None
             self.dots.emit(operation, step.scratch)
         elif operation.opcode == "scan":
-            how = "in vectors" if is_vectorised(operation) else "one combination after the other"
+            how = "in vectors" if self.scans.is_vectorised(operation) else "one combination after the other"
             self.report.note(operation, f"scan: {how} along axis {integer(operation, 'axis')}")
             self.scans.emit(operation)
         else:

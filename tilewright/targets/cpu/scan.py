@@ -1,9 +1,9 @@
 """Scans: sequential along their axis, vectorised along the last axis when that is another one.
 
-Along the last axis sums, products, minima and so on are vectorised too: the elements of a vector are combined with
-those 1, 2, 4, … before them, then with what came before the vector.  Sums and products of float32 and float64 are
-rounded in that order.  Every combination is rounded to its type, as the combine region says, so those of narrower
-floats stay sequential.
+Along the last axis, if elements lie next to each other, sums, products, minima and so on are vectorised too: the
+elements of a vector are combined with those 1, 2, 4, … before them, then with what came before the vector.  Sums and
+products of float32 and float64 are rounded in that order.  Every combination is rounded to its type, as the combine
+region says, so those of narrower floats stay sequential.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import gcd
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.placement import Placement, identity_axes
 from tilewright.targets.cpu.reduce import inline_region, known_combination
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
@@ -25,11 +26,33 @@ _LEAST_LANES = 4  # of vectors along the scanned axis
 class ScanEmitter:
     """Emits `scan` operations into the buffers of their results."""
 
-    def __init__(self, evaluator: Evaluator, storage: dict[SSAValue, Storage], target: CPUTarget) -> None:
+    def __init__(
+        self, evaluator: Evaluator, storage: dict[SSAValue, Storage], target: CPUTarget, placement: Placement
+    ) -> None:
         self.evaluator = evaluator
+        self.placement = placement
         self.builder = evaluator.builder
         self.storage = storage
         self.lanes = target.vector_bits // 32
+
+    def is_vectorised(self, operation: Operation) -> bool:
+        """Whether vectors run along the scanned axis: the last one, of elements that any order of combinations suits
+        and that are read next to each other (to gather them takes as long as to combine them one by one)."""
+        operand = operation.operands[0]
+        known = known_combination(operation.regions[0]) if len(operation.operands) == 1 else None
+        axis, value = integer(operation, "axis"), operand.type
+        if known is None or axis != value.rank - 1 or value.shape[-1] % _LEAST_LANES or value.dtype.is_bool:
+            return False
+        if known in ("add", "multiply") and value.dtype.is_float and value.dtype.bits < 32:
+            return False
+        placement = self.placement
+        reads = placement.walker.reads([(operand, identity_axes(operand))])
+        steps = [
+            placement.analysis.along(load.operands[0], axes.index(axis)).step
+            for load, axes in reads.loads
+            if axis in axes
+        ]
+        return all(step in (0, 1, -1) for step in steps)
 
     def emit(self, operation: Operation) -> None:
         """One scan over its whole block."""
@@ -58,7 +81,7 @@ class ScanEmitter:
         builder = self.builder
         extent = operation.operands[0].type.shape[axis]
         reverse = bool(operation.attributes["reverse"])
-        inside = gcd(self.lanes, extent) if is_vectorised(operation) else 1
+        inside = gcd(self.lanes, extent) if self.is_vectorised(operation) else 1
 
         def at(position: LLVMValue) -> Indices:
             where = builder.subtract(builder.integer(extent - inside), position) if reverse else position
@@ -123,13 +146,3 @@ class ScanEmitter:
     def _write(self, operation: Operation, indices: Indices, values: list[LLVMValue]) -> None:
         for result, value in zip(operation.results, values, strict=True):
             self.evaluator.write(self.storage[result], indices, value)
-
-
-def is_vectorised(operation: Operation) -> bool:
-    """Whether vectors run along the scanned axis: the last one, of elements that any order of combinations suits."""
-    value = operation.operands[0].type
-    known = known_combination(operation.regions[0]) if len(operation.operands) == 1 else None
-    if known is None or integer(operation, "axis") != value.rank - 1 or value.shape[-1] % _LEAST_LANES:
-        return False
-    exact = known not in ("add", "multiply") or value.dtype.is_integer
-    return (exact or value.dtype.bits >= 32) and not value.dtype.is_bool
