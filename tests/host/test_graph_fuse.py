@@ -12,6 +12,7 @@ from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import FusedGraph
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_draft import MOST_GROUP_NODES
 from tilewright.graph.pipeline import optimize
@@ -394,3 +395,27 @@ def test_short_independent_loops_share_a_launch_on_gpus() -> None:
         return len(fuse(optimize(b.finish()), GPU_KERNELS).groups)
 
     assert [groups_of(40, False), groups_of(40, True), groups_of(1 << 20, False)] == [2, 3, 3]
+
+
+@pytest.mark.parametrize(("taps", "columns", "kernels", "count"), [
+    (2, 64, NO_KERNELS, 1), (4, 64, NO_KERNELS, 2), (4, 64, GPU_KERNELS, 1), (4, 1 << 18, GPU_KERNELS, 2),
+])  # fmt: skip
+def test_what_a_loop_looks_up_more_than_twice_is_stored(
+    taps: int, columns: int, kernels: KernelFacts, count: int
+) -> None:
+    """Images resampled along both axes; short loops on GPUs save a launch."""
+    b = GraphBuilder("resampled")
+
+    def along(x: Value, axis: int) -> Value:
+        extent = x.shape[axis]
+        parts = []
+        for tap in range(taps):
+            places = b.constant((np.arange(extent) * 7 + tap) % extent, f"places_{axis}_{tap}")
+            parts.append(b.op("multiply", [b.op("gather", [x, places], axis=axis), 0.1 + tap]))
+        total = parts[0]
+        for part in parts[1:]:
+            total = b.op("add", [total, part])
+        return total
+
+    b.output(along(along(b.input("x", float32, (8, columns)), 0), 1), "y")
+    assert len(fuse(optimize(b.finish()), kernels).groups) == count

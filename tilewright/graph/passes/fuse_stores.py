@@ -16,6 +16,7 @@ _MOVES = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_eleme
 _KEEPS = frozenset({"reshape", "permute", "slice", "pad"})  # no element is read twice through these
 _MOST_OUTPUTS = 8  # of loops in one launch
 _MOST_INPUTS = 2 * MOST_GROUP_NODES  # of one kernel: a concat is one node and has the code of each of its parts
+_MOST_LOOKUPS = 2  # of a tensor by one loop, each of which computes it again; more only to save a launch
 _MOST_REPEATED_OPS = 4  # cheap ops that may be repeated for every element that reads their result
 
 
@@ -126,6 +127,9 @@ def _is_cheap(drafts: Drafts, earlier: Draft, value: Value, later: Draft) -> boo
         return False
     if len(earlier.nodes) <= _MOST_REPEATED_OPS and len(drafts.inputs(earlier)) <= 2:
         return True
+    lookups = sum(drafts.nodes[reader].op in ("gather", "gather_elements") for reader in drafts.readers[value])
+    if lookups > _MOST_LOOKUPS and not _is_short(drafts, earlier):
+        return False
     return later.kind == "elementwise" and all(_at_most_twice(value, output) for output in drafts.outputs(later))
 
 
