@@ -21,6 +21,8 @@ from tilewright.graph.passes.narrow_recurrent import narrow_recurrent
 from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.insight.page import page
 from tilewright.insight.report import report
+from tilewright.quant.layers import layers_of, with_reasons
+from tilewright.quant.quantize import quantize
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.kernel_facts import GPU_KERNELS
 from tilewright.targets.registry import get_target
@@ -72,6 +74,25 @@ def test_products_without_tensor_cores_are_one_line() -> None:
     assert "tf32" in text and not advice_of(native_shapes(graph, replace(GPU_KERNELS, exact=False)))
 
 
+def convolution(channels: int, outputs: int, groups: int, size: int = 3) -> Graph:
+    b = GraphBuilder("image")
+    x = b.input("x", float16, (2, channels, 32, 32))
+    w = b.constant(np.ones((outputs, channels // groups, size, size), np.float16))
+    attributes = {"strides": (1, 1), "dilation": (1, 1), "padding": ((1, 1), (1, 1)), "groups": groups}
+    b.output(b.op("conv", [x, w], **attributes))
+    return b.finish()
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "groups", "expected"),
+    [(3, 64, 1, "of 3 channels in f16"), (7, 16, 1, "of 7 channels in f16"), (8, 64, 1, ""), (64, 64, 1, ""),
+     (64, 64, 64, "1 convolution of groups with at most 8"), (64, 64, 8, "1 convolution of groups"), (64, 64, 2, "")],
+)  # fmt: skip
+def test_convolutions_without_tensor_cores(channels: int, outputs: int, groups: int, expected: str) -> None:
+    found = advice_of(native_shapes(convolution(channels, outputs, groups), GPU_KERNELS))
+    assert (expected in found[0] and "16" in found[0]) if expected else not found
+
+
 def quantized(b: GraphBuilder, x: Value, scale: float) -> Value:
     number = b.constant(np.array(scale, np.float32))
     return b.op("dequantize", [b.op("quantize", [x, number], dtype=uint8), number])
@@ -115,6 +136,27 @@ def test_layers_whose_quantized_weights_become_floats_are_advice() -> None:
     b.output(b.op("recurrent", inputs, cell="lstm_8bit", functions=functions, reverse=(False,)))
     (text,) = advice_of(narrow_recurrent(b.finish()))
     assert text.endswith("quantize weights symmetrically")
+
+
+def test_layers_that_a_scheme_leaves_in_floats_are_advice(rng: np.random.Generator) -> None:
+    b = GraphBuilder("net")
+    x = b.input("x", float32, (4, 50))
+    x = b.op("matmul", [x, b.constant(rng.standard_normal((50, 64)).astype(np.float32))])
+    x = b.op("matmul", [b.op("relu", [x]), b.constant(rng.standard_normal((64, 30)).astype(np.float32))])
+    b.output(b.op("matmul", [b.op("relu", [x]), b.constant(rng.standard_normal((30, 8)).astype(np.float32))]), "y")
+    graph, kernels = b.finish(), replace(CPUTarget.host().kernels, narrow_depth=4)
+    narrow = [layer for layer in layers_of(graph, "int8", kernels)]
+    found = advice_of(with_reasons(graph, narrow, {"matmul"}, "int8", kernels))
+    assert [layer.name for layer in narrow] == ["matmul_1"] and len(found) == 1
+    assert "stays in floats: its depth is 30, which is no multiple of 4" in found[0]
+
+
+def test_what_lowers_precision_is_a_remark_of_the_engine() -> None:
+    b = GraphBuilder("net")
+    x = b.input("x", float32, (4, 64))
+    b.output(b.op("matmul", [x, b.constant(np.ones((64, 64), np.float32))]), "y")
+    found = quantize(b.finish(), scheme="fp8-dynamic")
+    assert len(found.remarks) == 2 and set(found.remarks) <= {*found.engine.remarks}
 
 
 def test_advice_goes_through_build_and_inspect_to_the_page(rng: np.random.Generator, tmp_path: Path) -> None:

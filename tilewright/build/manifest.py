@@ -48,9 +48,9 @@ def manifest_of(
         "producer": _producer(),
         "name": graph.name,
         "source": os.path.basename(source),  # a name only: folders are nobody else's business
-        "remarks": list(remarks),
+        "remarks": [text for text in remarks if not isinstance(text, Advice)],
         "fusion": [text for text in fusion if not isinstance(text, Advice)],
-        "advice": [text for text in fusion if isinstance(text, Advice)],
+        "advice": list(dict.fromkeys(text for text in (*remarks, *fusion) if isinstance(text, Advice))),
         "programs": list(programs),
     }
     if graph.fixed:

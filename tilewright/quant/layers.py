@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -79,8 +79,12 @@ def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str 
         depth = x.shape[-1]
         if scheme in WEIGHT_BITS and w.rank == 2 and graph.constants[w].size < kernels.weight_elements:
             return f"its {graph.constants[w].size} weights are few"
-        if w.rank != 2 or not isinstance(depth, int) or (depth % kernels.narrow_depth and scheme in (STATIC, DYNAMIC)):
-            return f"its weights are no matrix, or its depth is no multiple of {kernels.narrow_depth}"
+        if w.rank != 2:
+            return f"its weights have {w.rank} dimensions, and are no matrix"
+        if not isinstance(depth, int):
+            return "its depth is no fixed number"
+        if depth % kernels.narrow_depth and scheme in (STATIC, DYNAMIC):
+            return f"its depth is {depth}, which is no multiple of {kernels.narrow_depth}"
         return None
     if scheme in WEIGHT_BITS:
         return "convolutions have no kernels for quantized weights alone"
@@ -89,9 +93,27 @@ def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str 
     channels, taps = w.shape[1], product(w.shape[2:])
     if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int) or not isinstance(taps, int):
         return "its channels come in groups, or it has more than two spatial dimensions"
-    if not kernels.takes_narrow(channels, taps):
-        return f"its {channels} channels are few, or no multiple of {kernels.narrow_depth}"
-    return None
+    if kernels.takes_narrow(channels, taps):
+        return None
+    if channels % kernels.narrow_depth:
+        return f"its {channels} channels are no multiple of {kernels.narrow_depth}"
+    return f"its {channels} channels are few"
+
+
+def with_reasons(
+    graph: Graph, layers: Sequence[Layer], excluded: Collection[str], scheme: str, kernels: KernelFacts
+) -> Graph:
+    """The graph with advice on each product and convolution that a scheme leaves in floats unasked."""
+    narrow = {layer.name for layer in layers}
+
+    def look(node: Node, rewriter: GraphRewriter) -> Value | None:
+        name = name_of(node)
+        reason = None if name in narrow or name in excluded else why_not(node, graph, scheme, kernels)
+        if reason is not None:
+            rewriter.advise(f"{node.op} {name} stays in floats: {reason}")
+        return None
+
+    return GraphRewriter(graph).run({"matmul": [look], "conv": [look]})
 
 
 def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: str, signed: bool = False) -> Graph:

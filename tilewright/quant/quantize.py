@@ -18,6 +18,7 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.partition import is_staged
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
+from tilewright.graph.rewrite import GraphRewriter
 from tilewright.importers import import_model
 from tilewright.quant.calibration import Sample, samples_of
 from tilewright.quant.layers import (
@@ -35,6 +36,7 @@ from tilewright.quant.layers import (
     rounded_input,
     rounded_weights,
     why_not,
+    with_reasons,
 )
 from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
 from tilewright.quant.rounding import AWQ, GPTQ, NEAREST, ROUNDING_METHODS, Moments, RoundedWeights, rounded
@@ -114,8 +116,7 @@ def quantize(
     """
     _check_names(scheme, observer, method)
     targets = get_targets([target] if isinstance(target, str) else list(target))
-    passes = for_kernels_of(targets)
-    kernels = passes.kernels
+    kernels = (passes := for_kernels_of(targets)).kernels
     _check_method(scheme, method, group, correct_bias, data)
     report = progress or (lambda stage, item, seconds: None)
     graph = whole_graph(import_model(model, example_inputs, dynamic_shapes, trust=trust))
@@ -123,21 +124,22 @@ def quantize(
     plain = optimize(graph, passes)
     with_moments = method != NEAREST or correct_bias
     graph, layers, moments = _studied(plain, exclude, scheme, method, kernels, samples if with_moments else [], report)
+    graph = with_reasons(graph, layers, exclude, scheme, kernels)
     residuals = residuals_of(graph, {layer.name for layer in layers})
     ranges = calibrate(graph, [*layers, *residuals], samples, observer, report) if needs_data(scheme) else {}
     signed = int8 in kernels.narrow_types
     weights = _rounded(graph, layers, scheme, method, group, moments, report)
-    result = with_rounded_weights(graph, weights)
-    if not weights:
-        result = quantized(graph, {layer.name for layer in layers}, ranges, scheme, signed)
+    names = {layer.name for layer in layers}
+    result = with_rounded_weights(graph, weights) if weights else quantized(graph, names, ranges, scheme, signed)
     if correct_bias:
         result = with_corrections(result, shifts_of(graph, layers, moments, _numbers_of(graph, weights, scheme)))
-    engine = build(result, targets, progress, source_of(model))
+    remarks = _remarks(scheme, samples, targets, weights, method)
+    engine = build(_with_remarks(result, remarks), targets, progress, source_of(model))
     engine.results_of = graph.results_of
     report("compare", "with the model in floats", 0.0)
     rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights, kernels))
     errors = _differences(plain, result, samples)
-    return Quantization(engine, scheme, rows, errors, _remarks(scheme, samples, targets, weights, method))
+    return Quantization(engine, scheme, rows, errors, remarks)
 
 
 def whole_graph(graph: Graph) -> Graph:
@@ -192,6 +194,15 @@ def _remarks(
             "the group; choose a group that divides it"
         )
     return tuple(remarks)
+
+
+def _with_remarks(graph: Graph, remarks: Sequence[str]) -> Graph:
+    """The graph, whose engine says these."""
+    rewriter = GraphRewriter(graph)
+    for text in remarks:
+        rewriter.remark(text)
+    rewriter.changed = bool(remarks)
+    return rewriter.run({})
 
 
 def _check_names(scheme: str, observer: str, method: str) -> None:

@@ -636,6 +636,9 @@ def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph, k
     while other is not None and other.op == "cast" and _is_wide(other.output.dtype) and other.inputs[0] is not None:
         other = producers.get(other.inputs[0])
     if other is None or other.op != "dequantize":
+        if reader.op == "conv" and reader.inputs[1] in graph.constants:
+            # Those of transposed convolutions are turned, and joined ones are one, as floats.
+            return _Reason("its weights are floats, or were rearranged as floats", "quantize them, if they are not")
         return _Reason("its other operand is not quantized", "quantize that, too")
     if x.dtype.is_float:
         return _why_of_floats(reader, other)
