@@ -313,13 +313,13 @@ def test_memory_in_a_few_places_in_turn(driver, rng):
 def test_tensors_that_were_seen_before(driver, rng, monkeypatch, inference):
     """A repeated call looks nothing up again; other tensors, sizes and types are checked as the first ones were."""
     torch = pytest.importorskip("torch")
-    from tilewright.runtime.cuda import repeats, streams
+    from tilewright.runtime.cuda import repeated_calls, streams
 
     graph = cached(rng)
     engine = build(graph, "cuda:sm_90a")
     session = engine._session
     # To the stand-in the host's tensors, whose GPU has the number -1, are those of a GPU.
-    session._repeats = repeats.Repeats(session.plan, -1)
+    session._repeats = repeated_calls.Repeats(session.plan, -1)
     monkeypatch.setattr(streams, "current_stream", lambda library: lambda ordinal: 7)
     with torch.inference_mode(inference):
         cache, index = torch.from_numpy(rng.standard_normal((5, 8), np.float32)).clone(), torch.tensor([2])

@@ -21,7 +21,7 @@ from torch.fx.experimental import sym_node, symbolic_shapes
 import tilewright
 from tests.host.model_support import specification
 from tilewright.errors import ShapeError
-from tilewright.importers import import_model, torch_proved
+from tilewright.importers import import_model, torch_size_conditions
 
 _SIZES = (1, 2, 3, 4, 5, 8, 13)
 
@@ -263,7 +263,7 @@ def test_the_functions_by_which_pytorch_asks_of_sizes_have_their_names() -> None
     """The callers are recognised by name, so this fails for a release of PyTorch that renames one."""
     modules = (_prims_common, fake_tensor, symbolic_shapes, sym_node, inductor_utils)
     text = "".join(map(inspect.getsource, modules))
-    named = {*torch_proved._OF_MEMORY, *torch_proved._OF_DYNAMO, torch_proved._OF_GUARDS}
+    named = {*torch_size_conditions._OF_MEMORY, *torch_size_conditions._OF_DYNAMO, torch_size_conditions._OF_GUARDS}
     of_other_releases = {"are_strides_like_channels_last", "is_expanded"}
     assert {name for name in named if f"def {name}(" not in text} <= of_other_releases
 

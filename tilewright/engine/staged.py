@@ -19,7 +19,7 @@ from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
 from tilewright.runtime.on_device import OnDevice, host, is_on_gpu, on_device, viewed
 from tilewright.runtime.plan import Plan, TensorSpec
-from tilewright.runtime.repeated import KnownCalls
+from tilewright.runtime.repeated_calls import KnownCalls
 from tilewright.runtime.session import PlanSession
 from tilewright.runtime.shapes import Shapes, check_mapping
 from tilewright.runtime.tensors import TensorView

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.dtypes import NARROW, DType, float32, int1, int64, string
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
-from tilewright.importers import narrow
+from tilewright.importers import narrow_types
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import place_from_front
 from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, minimum, product, simplify, upper_bound
@@ -55,11 +55,11 @@ class Emitter:
                 return self.cast(self.cast(value, float32), dtype)
             return self.op("text_to_number", value, to=dtype.name)
         if value.dtype in NARROW:
-            return self.cast(narrow.decode(self, value), dtype)
+            return self.cast(narrow_types.decode(self, value), dtype)
         if dtype == string:
             return self.op("number_to_text", value)
         if dtype in NARROW:
-            return narrow.encode(self, value, dtype)
+            return narrow_types.encode(self, value, dtype)
         return self.op("cast", value, dtype=dtype)
 
     def wide(self, x: Value) -> Value:

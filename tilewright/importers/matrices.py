@@ -13,8 +13,8 @@ import math
 from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
-from tilewright.importers.agreement import must_be
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size
 

@@ -14,11 +14,11 @@ from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.graph.ops import definition
-from tilewright.importers.agreement import agreed
 from tilewright.importers.assumptions import Assumptions
 from tilewright.importers.emitter import Emitter, Number
+from tilewright.importers.equal_sizes import agreed
+from tilewright.importers.float_sizes import Ratio, parts
 from tilewright.importers.onnx_tensors import ONNX_DTYPES
-from tilewright.importers.ratios import Ratio, parts
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.shapes import check_sizes
 from tilewright.symbolic import Expression, Size, free_symbols, product, simplify

@@ -14,10 +14,10 @@ import numpy as np
 
 from tilewright.dtypes import DType, float32, float64, int32, int64
 from tilewright.graph.inference import MOST_DIMENSIONS
-from tilewright.importers import ratios
+from tilewright.importers import float_sizes
+from tilewright.importers.float_sizes import Number, Ratio, Undecided, number_of
 from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.onnx_ops.shape import slice_operands
-from tilewright.importers.ratios import Number, Ratio, Undecided, number_of
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.shapes import check_sizes
 from tilewright.symbolic import (
@@ -296,18 +296,18 @@ def _modulo(left: Number, right: Number) -> Size:
 
 
 SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": ratios.add,
-    "Sub": ratios.subtract,
-    "Mul": ratios.multiply,
-    "Div": ratios.divide,
+    "Add": float_sizes.add,
+    "Sub": float_sizes.subtract,
+    "Mul": float_sizes.multiply,
+    "Div": float_sizes.divide,
     "Mod": _modulo,
-    "Max": ratios.largest,
-    "Min": ratios.smallest,
-    "Equal": lambda a, b: ratios.compare(a, b) == 0,
-    "Less": lambda a, b: ratios.compare(a, b) < 0,
-    "LessOrEqual": lambda a, b: ratios.compare(a, b) <= 0,
-    "Greater": lambda a, b: ratios.compare(a, b) > 0,
-    "GreaterOrEqual": lambda a, b: ratios.compare(a, b) >= 0,
+    "Max": float_sizes.largest,
+    "Min": float_sizes.smallest,
+    "Equal": lambda a, b: float_sizes.compare(a, b) == 0,
+    "Less": lambda a, b: float_sizes.compare(a, b) < 0,
+    "LessOrEqual": lambda a, b: float_sizes.compare(a, b) <= 0,
+    "Greater": lambda a, b: float_sizes.compare(a, b) > 0,
+    "GreaterOrEqual": lambda a, b: float_sizes.compare(a, b) >= 0,
 }
 
 
@@ -389,23 +389,23 @@ def _apply(name: str, left: np.ndarray, right: np.ndarray, whole: bool) -> np.nd
 def _in_range(item: Any) -> Any:
     """A size that int64 can hold and that is not too long."""
     if isinstance(item, (Expression, Ratio)):
-        check_sizes(ratios.parts(item))
+        check_sizes(float_sizes.parts(item))
     elif not isinstance(item, bool):
         _require(-(2**63) <= item < 2**63)
     return item
 
 
 SYMBOLIC_UNARY: dict[str, Callable[[Number], Number]] = {
-    "Neg": lambda x: ratios.subtract(0, x),
-    "Floor": ratios.floor,
-    "Ceil": ratios.ceil,
+    "Neg": lambda x: float_sizes.subtract(0, x),
+    "Floor": float_sizes.floor,
+    "Ceil": float_sizes.ceil,
     "Abs": lambda x: _not_negative(x),
     "Round": lambda x: _whole(x),
 }
 
 
 def _not_negative(number: Number) -> Number:
-    _require(at_most(0, ratios.parts(number)[0]))
+    _require(at_most(0, float_sizes.parts(number)[0]))
     return number
 
 
@@ -449,7 +449,9 @@ def cast(call: OnnxCall) -> np.ndarray:
     assert dtype is not None  # the attribute is required
     if data.dtype == object:
         _require(dtype in SIZE_TYPES)
-        return data if dtype.is_float else _objects([ratios.truncate(item) for item in data.reshape(-1)], data.shape)
+        return (
+            data if dtype.is_float else _objects([float_sizes.truncate(item) for item in data.reshape(-1)], data.shape)
+        )
     _require(not dtype.is_float or dtype.bits > 8)
     if data.dtype.kind not in "iub" and dtype.is_integer and not dtype.is_bool:
         limits = np.iinfo(dtype.numpy)
@@ -469,5 +471,5 @@ def reduce_product(call: OnnxCall) -> np.ndarray:
     check_sizes(data)
     total: Number = 1
     for item in data:
-        total = _in_range(ratios.multiply(total, number_of(item)))
+        total = _in_range(float_sizes.multiply(total, number_of(item)))
     return _objects([total], (1,) if call.attribute("keepdims", 1) else ())

@@ -22,7 +22,7 @@ from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE, ExportedPro
 from torch.export import ExportedProgram
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_quiet import without_tracebacks
+from tilewright.importers.torch_log_messages import without_tracebacks
 from tilewright.importers.torch_schema import ValueRefused, checked, without_metadata
 from tilewright.importers.torch_size_bounds import check_growth
 

@@ -40,20 +40,21 @@ from tilewright.importers.torch_arguments import (
     own_names,
     without,
 )
-from tilewright.importers.torch_assumed import (
+from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex, joined
+from tilewright.importers.torch_control import import_control
+from tilewright.importers.torch_data_conditions import (
     Assumption,
     assumed_of,
     check_none_lost,
     line_of_node,
     without_places,
 )
-from tilewright.importers.torch_at_one import Imported, Ones, refused_at_one
-from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex, joined
-from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of, problem_of
 from tilewright.importers.torch_gradients import needs_gradients
+from tilewright.importers.torch_indexed_writes import select_scatter
 from tilewright.importers.torch_lists import each_of_lists
+from tilewright.importers.torch_log_messages import without_tracebacks
 from tilewright.importers.torch_mutations import MODULE_STATE, written_by, written_copies
 from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import as_plain_attributes, plain_calls, plain_fields, signature_of
@@ -66,12 +67,11 @@ from tilewright.importers.torch_program import (
     export_program,
     narrowed_ranges,
 )
-from tilewright.importers.torch_proved import deciding
-from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import always, filled, results_of
+from tilewright.importers.torch_size_branches import Sizes, Way, by_ways
+from tilewright.importers.torch_size_conditions import deciding
+from tilewright.importers.torch_size_one import Imported, Ones, refused_at_one
 from tilewright.importers.torch_symbols import SymbolTable, may_be_one, squeezed, squeezed_symbols
-from tilewright.importers.torch_ways import Sizes, Way, by_ways
-from tilewright.importers.torch_writes import select_scatter
 from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
 
 logger = logging.getLogger("tilewright")
@@ -270,7 +270,7 @@ def _at_one(model: ExportedModel, general: Graph, ones: Ones, shapes: Mapping[st
 
 @dataclass(frozen=True)
 class _Exports:
-    """Exports of a module for other sizes than the example's (`torch_ways.Exports`)."""
+    """Exports of a module for other sizes than the example's (`torch_size_branches.Exports`)."""
 
     model: ExportedModel
     axes: Mapping[str, Axes]

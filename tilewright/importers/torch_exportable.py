@@ -15,14 +15,14 @@ from torch._decomp import decompositions
 from torch.nn import AdaptiveLogSoftmaxWithLoss
 from torch.nn.modules import transformer
 
-from tilewright.importers.torch_answers import answers_in_operators
-from tilewright.importers.torch_cuts import cuts_from_tensors
 from tilewright.importers.torch_fake_quantized import stored_ranges
 from tilewright.importers.torch_flex import flex_attention_in_operators
+from tilewright.importers.torch_indexed_writes import written
 from tilewright.importers.torch_losses import adaptive_loss, adaptive_prediction, ctc_loss, multilabel_margin_loss
+from tilewright.importers.torch_narrow import cuts_from_tensors
 from tilewright.importers.torch_packed import packed_sequences
+from tilewright.importers.torch_python_values import answers_in_operators
 from tilewright.importers.torch_quantized import plain_layers
-from tilewright.importers.torch_writes import written
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
-from tilewright.importers.torch_proved import evaluated
+from tilewright.importers.torch_size_conditions import evaluated
 from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modulo
 
 ROUNDING_FUNCTIONS = ("RoundToInt", "FloorToInt", "CeilToInt", "TruncToInt")

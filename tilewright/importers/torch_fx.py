@@ -27,12 +27,12 @@ from tilewright.dtypes import DType
 from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
-from tilewright.importers.agreement import agreed
 from tilewright.importers.assumptions import SizeIsFixed
 from tilewright.importers.emitter import Emitter, Number, Scalar
+from tilewright.importers.equal_sizes import agreed
 from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportReport, Unsupported
-from tilewright.importers.torch_assumed import is_assumed_too, text_of
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex
+from tilewright.importers.torch_data_conditions import is_assumed_too, text_of
 from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require, truth
 from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_source_lines import is_written_by_user

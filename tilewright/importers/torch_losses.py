@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.adaptive import AdaptiveLogSoftmaxWithLoss, _ASMoutput
 
-from tilewright.importers.torch_assumed import required
+from tilewright.importers.torch_data_conditions import required
 
 _MEAN, _SUM = 1, 2  # PyTorch's numbers of reductions; 0 is none
 

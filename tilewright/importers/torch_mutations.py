@@ -11,7 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from tilewright.importers.torch_assumed import Assumption, line_of_node
+from tilewright.importers.torch_data_conditions import Assumption, line_of_node
 from tilewright.importers.torch_nodes import is_view
 
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)

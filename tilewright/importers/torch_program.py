@@ -18,12 +18,26 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_arguments import named_leaves
-from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
 from tilewright.importers.torch_casts import sizes_in_numbers
 from tilewright.importers.torch_constants import export
+from tilewright.importers.torch_data_conditions import (
+    Assumption,
+    assuming,
+    depends_on_data,
+    line_of_error,
+    mark_assumptions,
+)
 from tilewright.importers.torch_gradients import OF_TRANSFORMS, check_no_transforms, takes_transforms
-from tilewright.importers.torch_proved import RangeBroken, allowed, deciding, of_floats, questions, stopping, watching
-from tilewright.importers.torch_quiet import without_failed_ways
+from tilewright.importers.torch_log_messages import without_failed_ways
+from tilewright.importers.torch_size_conditions import (
+    RangeBroken,
+    allowed,
+    deciding,
+    of_floats,
+    questions,
+    stopping,
+    watching,
+)
 from tilewright.importers.torch_symbols import assertions_hold
 
 
@@ -55,7 +69,7 @@ class ExportedModel:
 
 
 def export_program(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
-    """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
+    """The exported module; what depends on numbers in tensors as it goes for the example (`torch_data_conditions`).
 
     `assumed` takes up conditions on sizes that do not hold for all of a range.
     Raises `ImportModelError`.

@@ -20,9 +20,9 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST_SIZE, Dimension
-from tilewright.importers.torch_assumed import Assumption
+from tilewright.importers.torch_data_conditions import Assumption
 from tilewright.importers.torch_floats import ROUNDING_FUNCTIONS, computed_in_floats, in_whole_numbers, tried_ends
-from tilewright.importers.torch_proved import only_value
+from tilewright.importers.torch_size_conditions import only_value
 from tilewright.symbolic import (
     Size,
     floor_divide,

@@ -19,7 +19,7 @@ from tilewright.runtime.library import NativeLibrary
 from tilewright.runtime.memory import BufferPool, array_address
 from tilewright.runtime.parallel import run_parallel
 from tilewright.runtime.plan import ContextLayout, IndexRange, Plan
-from tilewright.runtime.repeated import KnownCalls
+from tilewright.runtime.repeated_calls import KnownCalls
 from tilewright.runtime.shapes import Binding, Shapes, check_mapping
 from tilewright.settings import settings
 from tilewright.symbolic import evaluate

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.dtypes import float32, float64, int64, string
 from tilewright.graph.core import Value
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.trees import (
     LARGEST_TABLE,

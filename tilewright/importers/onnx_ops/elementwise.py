@@ -11,9 +11,9 @@ import ml_dtypes
 from tilewright.dtypes import NARROW, DType, carrier, float8e8, float32, float64, int1
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
-from tilewright.importers import formulas, narrow
-from tilewright.importers.agreement import must_be
+from tilewright.importers import formulas, narrow_types
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
@@ -215,7 +215,7 @@ def _saturating_cast(call: OnnxCall, dtype: DType) -> Value:
     x, saturate = call[0], call.attribute("saturate", 1)
     rounding = call.choice("round_mode", "up", "down", "nearest")
     if dtype == float8e8 and x.dtype != dtype:
-        return narrow.encode(call, call.cast(x, float32), dtype, rounding)
+        return narrow_types.encode(call, call.cast(x, float32), dtype, rounding)
     if dtype in NARROW:
         return call.cast(_rounded(call, x) if dtype.is_integer and x.dtype.is_float else x, dtype)
     if dtype.is_float and dtype.bits == 8 and saturate and x.dtype.is_float and x.dtype != dtype:
@@ -240,8 +240,8 @@ def bitcast(call: OnnxCall) -> Value:
     assert dtype is not None  # the attribute is required
     if (8 if x.dtype.is_bool else x.dtype.bits) != (8 if dtype.is_bool else dtype.bits):
         raise Invalid(f"elements of {x.dtype} and {dtype} have different sizes")
-    bits = narrow.bitcast(call, x, carrier(x.dtype)) if x.dtype in NARROW else x
-    return narrow.bitcast(call, bits, dtype)
+    bits = narrow_types.bitcast(call, x, carrier(x.dtype)) if x.dtype in NARROW else x
+    return narrow_types.bitcast(call, bits, dtype)
 
 
 @rule("Identity")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable

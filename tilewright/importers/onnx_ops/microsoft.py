@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, fourier, matrices
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
 from tilewright.importers.onnx_ops.network import convolve, row_statistics, window

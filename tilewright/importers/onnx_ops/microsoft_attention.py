@@ -7,7 +7,7 @@ import math
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.attention import (
     Scores,

@@ -7,7 +7,7 @@ import math
 from tilewright.dtypes import float32
 from tilewright.graph.core import Value
 from tilewright.importers import sorting
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.microsoft_packed import unpacked
 from tilewright.importers.onnx_ops.microsoft_states import whole

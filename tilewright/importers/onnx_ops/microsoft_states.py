@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, images
-from tilewright.importers.agreement import must_be
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.loops import loop
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.attention import rotate

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.dtypes import int1, int32, int64
 from tilewright.graph.core import Value
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.microsoft_ragged import Sequences
 from tilewright.importers.onnx_ops.microsoft_states import whole

@@ -8,8 +8,8 @@ from tilewright.dtypes import DType
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
-from tilewright.importers.agreement import must_be
 from tilewright.importers.einsum import einsum
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable

@@ -12,7 +12,7 @@ import ml_dtypes
 
 from tilewright.dtypes import NARROW, DType, float8e8, float32, float64, int8, int32, uint8
 from tilewright.graph.core import Value
-from tilewright.importers.agreement import chosen, must_be
+from tilewright.importers.equal_sizes import chosen, must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.network import convolve
 from tilewright.importers.report import Invalid, Unsupported

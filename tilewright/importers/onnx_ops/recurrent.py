@@ -16,8 +16,8 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
 from tilewright.graph.recurrent import SLOTS
 from tilewright.importers import formulas
-from tilewright.importers.agreement import chosen, must_be
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.equal_sizes import chosen, must_be
 from tilewright.importers.loops import loop
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported

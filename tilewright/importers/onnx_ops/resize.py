@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.dtypes import float32, float64, int1, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.agreement import must_be
+from tilewright.importers.equal_sizes import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable

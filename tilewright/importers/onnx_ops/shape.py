@@ -9,8 +9,8 @@ import numpy as np
 from tilewright.dtypes import from_numpy, int1
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.agreement import must_be, stretched_shape
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.equal_sizes import must_be, stretched_shape
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
-from tilewright.importers.agreement import may_be_equal
+from tilewright.importers.equal_sizes import may_be_equal
 from tilewright.importers.fourier import MOST_COSINES, fitted, half, real_inverse, transform
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported

@@ -8,7 +8,7 @@ from typing import Any
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import window_extent
-from tilewright.importers.agreement import must_be, respelled
+from tilewright.importers.equal_sizes import must_be, respelled
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.network import padded_as_same, window
 from tilewright.importers.pools import least_of, needed_padding, positions_of_largest

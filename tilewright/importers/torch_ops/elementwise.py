@@ -14,7 +14,7 @@ from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter, Number, Scalar
 from tilewright.importers.loops import any_of, loop
-from tilewright.importers.narrow import bitcast
+from tilewright.importers.narrow_types import bitcast
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall, wrapped

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tilewright.dtypes import DType, int32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import Shape
-from tilewright.importers.agreement import respelled
 from tilewright.importers.emitter import Number, Scalar
+from tilewright.importers.equal_sizes import respelled
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices

@@ -15,7 +15,7 @@ from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements
 from tilewright.importers.shapes import place_from_front
-from tilewright.importers.torch_assumed import line_of_node
+from tilewright.importers.torch_data_conditions import line_of_node
 from tilewright.importers.torch_fx import TorchCall, hint_of, is_contiguous, nothing
 from tilewright.symbolic import (
     Expression,

@@ -22,7 +22,7 @@ from tilewright.runtime.cuda.extern import extern_start
 from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
 from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.launches import Binder, Launch, chosen_launch, place_of
-from tilewright.runtime.cuda.repeats import Repeat, Repeats, Signature
+from tilewright.runtime.cuda.repeated_calls import Repeat, Repeats, Signature
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
 from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view

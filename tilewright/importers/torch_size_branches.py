@@ -29,9 +29,9 @@ from tilewright.graph.ops import normalize
 from tilewright.graph.verifier import verify
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.shapes import Axes, Dimension
-from tilewright.importers.torch_assumed import NO_LINE, Assumption
-from tilewright.importers.torch_kinds import Sizes, share_outputs
-from tilewright.importers.torch_proved import evaluated
+from tilewright.importers.torch_data_conditions import NO_LINE, Assumption
+from tilewright.importers.torch_result_kinds import Sizes, share_outputs
+from tilewright.importers.torch_size_conditions import evaluated
 from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound, simplify, substitute, symbol
 
 _MOST_WAYS = 16

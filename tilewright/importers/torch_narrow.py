@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_assumed import asking_line, required
-from tilewright.importers.torch_writes import holds_a_place
+from tilewright.importers.torch_data_conditions import asking_line, required
+from tilewright.importers.torch_indexed_writes import holds_a_place
 
 _narrow = torch.narrow
 

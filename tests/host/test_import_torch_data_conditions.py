@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 import tilewright  # noqa: E402
 from tilewright.errors import InputError, ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
-from tilewright.importers import torch_at_one  # noqa: E402
+from tilewright.importers import torch_size_one  # noqa: E402
 from tilewright.importers.torch_export import import_function, import_module  # noqa: E402
 from tilewright.importers.torch_source_lines import is_written_by_user  # noqa: E402
 
@@ -53,7 +53,7 @@ def test_branches_are_the_examples_and_checked() -> None:
     for n in (1, 3, 8):
         x, mask = torch.rand(n, 4), torch.ones(n, dtype=torch.bool)
         assert torch.equal(engine(x, mask), x * 2 + 1)
-    with pytest.raises(InputError, match=r"test_import_torch_assumed.py:\d+: if mask.all\(\)"):
+    with pytest.raises(InputError, match=r"test_import_torch_data_conditions.py:\d+: if mask.all\(\)"):
         engine(x, torch.zeros(8, dtype=torch.bool))
     with pytest.raises(InputError, match=r"if x.max\(\) > 100.*while"):
         engine(x + 90, mask)
@@ -320,7 +320,7 @@ def test_experts_that_a_loop_takes(named: bool) -> None:
         chosen = torch.tensor(choices)
         x = torch.rand(len(chosen), 4)
         torch.testing.assert_close(engine(x, chosen), module(x, chosen), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ShapeError, match=r"nonzero.*test_import_torch_assumed.py:\d+: .* needs 3"):
+    with pytest.raises(ShapeError, match=r"nonzero.*test_import_torch_data_conditions.py:\d+: .* needs 3"):
         engine(torch.rand(2, 4), torch.tensor([[1, 2], [2, 1]]))
 
 
@@ -451,7 +451,7 @@ def test_sizes_of_1_that_code_asks_about_have_their_way_or_are_refused(
 
 
 def test_ranges_from_2_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_at_one, "_further_questions", None)
+    monkeypatch.setattr(torch_size_one, "_further_questions", None)
     graph = import_function(another_rank, (torch.rand(3, 4),), {"x": {0: ("n", 2, 8)}})
     assert not graph.remarks
 
@@ -470,7 +470,7 @@ def test_comparisons_of_tensors_as_a_whole() -> None:
         engine = tilewright.compile(_by_a_comparison, (x,), {"x": {0: ("n", 1, 5)}}, effort=0)
         for given in (x, x.repeat(2)[:5], x[:2] * 1.5 if other is mixed else -x[:2].flip(0)):
             torch.testing.assert_close(engine(given), _by_a_comparison(given))
-        with pytest.raises(InputError, match=r"test_import_torch_assumed.py:\d+: if torch.allclose"):
+        with pytest.raises(InputError, match=r"test_import_torch_data_conditions.py:\d+: if torch.allclose"):
             engine(other)
 
 

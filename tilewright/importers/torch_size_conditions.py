@@ -25,7 +25,7 @@ from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import IntTrueDiv, ToFloat
 
-from tilewright.importers.torch_assumed import Assumption, asking_line, line_of
+from tilewright.importers.torch_data_conditions import Assumption, asking_line, line_of
 from tilewright.importers.torch_source_lines import is_written_by_user
 
 _MOST_PROVED_SIZES = 1 << 20  # combinations that are tried, for a proof
@@ -36,7 +36,7 @@ _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
 _QUESTIONS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
 _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimental/sym_node.py",
             "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py",
-            "importers/torch_answers.py")  # fmt: skip
+            "importers/torch_python_values.py")  # fmt: skip
 _OF_DYNAMO = ("evaluate_expr", "guard_scalar")  # functions by which Dynamo asks for a condition of the code
 _JUMPS_OF_DYNAMO = "torch/_dynamo/symbolic_convert.py"  # which asks for that of an ``if`` itself
 _OF_GUARDS = "produce_guards_verbose"

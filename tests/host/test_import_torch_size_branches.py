@@ -19,7 +19,7 @@ import tilewright
 from tilewright.graph import reference
 from tilewright.importers import import_model
 from tilewright.importers.torch_mutations import written_copies
-from tilewright.importers.torch_proved import RangeBroken, stopping
+from tilewright.importers.torch_size_conditions import RangeBroken, stopping
 
 
 def _padded_to_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

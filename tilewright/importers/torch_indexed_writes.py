@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilewright.importers.torch_assumed import required
+from tilewright.importers.torch_data_conditions import required
 
 _write = torch.Tensor.__setitem__
 

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 
 from tilewright.graph import reference
 from tilewright.graph.core import Graph
-from tilewright.importers.torch_assumed import Assumption
+from tilewright.importers.torch_data_conditions import Assumption
 from tilewright.importers.torch_results import constants_of
 from tilewright.importers.torch_symbols import linear_in
 from tilewright.symbolic import evaluate, free_symbols
