@@ -183,7 +183,7 @@ def in_flight(a: tx.tensor_map, x, BUG: tl.constexpr):
     tile = tx.shared((64, 64), a.dtype, swizzle=128)
     full = tx.barriers(1, 1)
     full[0].expect(tile.bytes)
-    tx.tma_load(a, (0, 0), tile, full[0])
+    tx.tma_load(a, (0, 4 if BUG == "half of 16 bytes" else 0), tile, full[0])
     if BUG != "no wait for the copy":
         full[0].wait(0)
     acc = tx.wgmma(tile, tile.T)

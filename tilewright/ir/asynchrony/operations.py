@@ -21,6 +21,7 @@ from tilewright.ir.core import Operation
 from tilewright.ir.explicit import slice_unit
 from tilewright.ir.types import PendingType, SharedType
 
+_COPIED_UNIT = 16  # bytes
 Array = np.ndarray
 Handler = Callable[[Agent, Operation, list[Any]], Any]
 Waiting = Generator[Wait, None, list[Any]]
@@ -283,11 +284,20 @@ def named_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> lis
 # Copies in bulk
 
 
+def _check_place(coordinates: Sequence[int], tile: SharedTile) -> None:
+    """Rows of a copy begin at multiples of 16 bytes: at other places the hardware traps."""
+    begin = coordinates[-1] * tile.view(tile.buffer.data).itemsize
+    if begin % _COPIED_UNIT:
+        advice = "move along another dimension, or by whole multiples"
+        raise ExecutionError(f"a copy begins {begin} bytes from the start of a row, no multiple of 16", advice)
+
+
 def tma_load(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     source, rest = operands[0], operands[1:]
     assert isinstance(source, GlobalTensor)
     coordinates = [int(entry) for entry in rest[: source.rank]]
     tile, barrier, *masks = rest[source.rank :]
+    _check_place(coordinates, tile)
     ranks = [agent.cta.rank]
     if masks:
         ranks = [rank for rank in range(16) if int(masks[0]) >> rank & 1]
@@ -325,6 +335,7 @@ def tma_store(agent: Agent, operation: Operation, operands: list[Any]) -> list[A
     target, rest = operands[0], operands[1:]
     assert isinstance(target, GlobalTensor)
     coordinates, tile = [int(entry) for entry in rest[:-1]], rest[-1]
+    _check_place(coordinates, tile)
     access = use(agent, operation, tile, False, True, agent.of_leader)
     view = tile.view(tile.buffer.data)
     if not target.clip(coordinates, tile.view(tile.buffer.written)).all():
