@@ -9,6 +9,7 @@ import pytest
 
 import tilewright
 from tilewright import ops
+from tilewright.library.convolution.hopper import bf16x6
 from tilewright.settings import settings
 
 pytestmark = pytest.mark.capability(9)
@@ -98,3 +99,27 @@ def test_engines(torch: Any, seed: int) -> None:
     assert any("bf16x6" in str(step.evidence) for step in engine.plan.steps)
     exact = x.double() @ layer.weight.double().T + layer.bias.double()
     assert (engine(x.cuda()).cpu().double() - exact).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "options"),
+    [
+        ((4, 64, 70, 75), (96, 64, 3, 3), {"padding": 1}),
+        ((8, 128, 41, 33), (128, 128, 3, 5), {"stride": 2, "padding": (1, 2)}),
+        ((2, 64, 9, 30, 31), (64, 64, 3, 3, 3), {"dilation": (1, 2, 1)}),
+        ((8, 40, 3000), (130, 40, 7), {"padding": 3}),
+    ],
+)
+def test_convolutions(torch: Any, image: Any, filters: Any, options: Any, seed: int, monkeypatch: Any) -> None:
+    """Lines, images and volumes of any size; infinities and NaNs are where float32 has them."""
+    ranked = bf16x6.ranked_configs
+    monkeypatch.setattr(bf16x6, "ranked_configs", lambda *given: tuple((config, 1e-9) for config, _ in ranked(*given)))
+    kind = [torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d][len(image) - 3]
+    layer, x = kind(filters[1], filters[0], filters[2:], **options).eval(), torch.randn(image)
+    engine = tilewright.compile(layer, (x,), target="cuda")
+    assert any("bf16x6" in str(step.evidence["chosen"]) for step in engine.plan.steps)
+    exact = layer.double()(x.double())
+    assert (engine(x.cuda()).cpu().double() - exact).norm() <= 2.0**-22 * exact.norm()
+    x[0, 3].flatten()[100], x[-1, 5].flatten()[200] = float("inf"), float("nan")
+    found, exact = engine(x.cuda()).cpu(), layer(x.double())
+    assert torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())

@@ -16,6 +16,7 @@ from tilewright.library.attention.hopper.kernel import attention
 from tilewright.library.attention.hopper.paged_chunks_kernel import paged_chunks
 from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.library.attention.hopper.paged_kernel import paged_tokens
+from tilewright.library.convolution.hopper.bf16x6_kernel import bf16x6_convolution
 from tilewright.library.grouped.hopper_kernel import grouped_matmul
 from tilewright.library.matmul.hopper.bf16x6_kernel import bf16x6_matmul
 from tilewright.library.matmul.hopper.config import MatmulConfig
@@ -64,6 +65,18 @@ def traced_bf16x6(config: MatmulConfig) -> Function:
         **dict.fromkeys(("M", "N", "K", "a_line", "b_line", "batches"), "i32"),
     }  # fmt: skip
     return bf16x6_matmul.trace(types, {"CONFIG": config})
+
+
+def traced_convolution(config: MatmulConfig) -> Function:
+    """The kernel of float32 convolutions in parts."""
+    config.check()
+    sizes = ("M", "N", "channels", "batches", "images", "phase_rows", "image_rows", "slice_rows", "line_rows", "plane",
+             "depth", "height", "width", "b_line")  # fmt: skip
+    types: dict[str, Any] = {
+        "a": tensor_map(config.left_block, config.INPUT), "b": tensor_map(config.right_block, config.INPUT),
+        "a_planes": "*bf16", "b_planes": "*bf16", "c": f"*{config.OUTPUT.element.text}", **dict.fromkeys(sizes, "i32"),
+    }  # fmt: skip
+    return bf16x6_convolution.trace(types, {"CONFIG": config})
 
 
 def traced_grouped(config: MatmulConfig, extra: tuple[str, ...] = ()) -> Function:

@@ -44,9 +44,13 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              the sums over the depth of such integers, as int32 [directions][N / W][G][W].  They do not tell the weights
     lines    ("length", L)
              the last dimension filled with zeros up to L elements
+    windows  ("channels", C), ("taps", T), ("length", L)
+             convolution weights [O, I, *kernel] as a matrix [O, kernel / T * L]: of each T taps one after the other the
+             channels, C of each, with zeros for those beyond I, then zeros
     parts    ("rows", R), ("columns", C), ("line", L)
              float32 matrices of R x C as bfloat16 [matrices, 3, R, L]: three numbers whose sum is each of them,
              and zeros.  Parts below 2^-133 are rounded: they do not give back the very same numbers (`gives_back`)
+             and with ("of", recipe) the matrix that another recipe makes
     diagonal ("count", N)
              convolution weights [O, I, 1, …] as a matrix [N O, N I]: N times along the diagonal, zeros elsewhere
 """
@@ -168,9 +172,16 @@ def lines_recipe(length: int) -> Recipe:
     return (("kind", "lines"), ("length", length))
 
 
-def parts_recipe(rows: int, columns: int, line: int) -> Recipe:
-    """The recipe of float32 matrices as three planes of bfloat16, whose rows begin `line` elements apart."""
-    return (("kind", "parts"), ("rows", rows), ("columns", columns), ("line", line))
+def windows_recipe(channels: int, taps: int, length: int) -> Recipe:
+    """The recipe of convolution weights as a matrix, of each filter runs of `length` for so many taps of `channels`."""
+    return (("kind", "windows"), ("channels", channels), ("taps", taps), ("length", length))
+
+
+def parts_recipe(rows: int, columns: int, line: int, of: Recipe = ()) -> Recipe:
+    """The recipe of float32 matrices as three planes of bfloat16, whose rows begin `line` elements apart; of a matrix
+    that another recipe makes, if there is one."""
+    recipe: Recipe = (("kind", "parts"), ("rows", rows), ("columns", columns), ("line", line))
+    return (*recipe, ("of", of)) if of else recipe
 
 
 def diagonal_recipe(count: int) -> Recipe:
@@ -234,7 +245,10 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return (*outer, shape[1] // group, fields["width"], *((group,) if group > 1 else ()))
     if fields["kind"] == "lines":
         return (*shape[:-1], fields["length"])
+    if fields["kind"] == "windows":
+        return (shape[0], int(np.prod(shape[2:])) // fields["taps"] * fields["length"])
     if fields["kind"] == "parts":
+        shape = packed_shape(fields["of"], shape) if "of" in fields else shape
         matrices = int(np.prod(shape)) // (fields["rows"] * fields["columns"])
         return (matrices, 3, fields["rows"], fields["line"])
     if fields["kind"] == "diagonal":
@@ -282,8 +296,11 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
         lines[..., : array.shape[-1]] = array
         return lines
+    if fields["kind"] == "windows":
+        return _to_windows(array, fields)
     if fields["kind"] == "parts":
         planes = np.zeros(packed_shape(recipe, array.shape), bfloat16.numpy)
+        array = apply(fields["of"], array) if "of" in fields else array
         matrices = array.reshape(-1, fields["rows"], fields["columns"])
         planes[..., : fields["columns"]] = np.stack(_parts(matrices), axis=1)
         return planes
@@ -377,10 +394,30 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return np.ascontiguousarray(array[..., : shape[-1]])
     if fields["kind"] == "parts":
         high, middle, low = (array[:, part, :, : fields["columns"]].astype(np.float32) for part in range(3))
-        return np.where(middle == 0, high, high + (middle + low)).reshape(shape)  # -0 stays -0
+        matrices = np.where(middle == 0, high, high + (middle + low))  # -0 stays -0
+        if "of" in fields:
+            return invert(fields["of"], matrices.reshape(packed_shape(fields["of"], shape)), shape)
+        return matrices.reshape(shape)
+    if fields["kind"] == "windows":
+        return _from_windows(array, fields, shape)
     if fields["kind"] == "diagonal":
         return np.ascontiguousarray(array[: shape[0], : shape[1]]).reshape(shape)
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
+
+
+def _to_windows(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
+    """Convolution weights as a matrix of runs of taps."""
+    more = [(0, 0)] * (array.ndim - 1) + [(0, fields["channels"] - array.shape[1])]
+    run = fields["taps"] * fields["channels"]
+    runs = np.pad(np.moveaxis(array, 1, -1), more).reshape(array.shape[0], -1, run)
+    return np.pad(runs, ((0, 0), (0, 0), (0, fields["length"] - run))).reshape(array.shape[0], -1)
+
+
+def _from_windows(array: np.ndarray, fields: dict[str, Any], shape: Sequence[int]) -> np.ndarray:
+    """The weights of `shape` again."""
+    runs = array.reshape(shape[0], -1, fields["length"])[..., : fields["taps"] * fields["channels"]]
+    filters = runs.reshape(shape[0], *shape[2:], fields["channels"])[..., : shape[1]]
+    return np.ascontiguousarray(np.moveaxis(filters, -1, 1))
 
 
 def packed(array: np.ndarray, bits: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.library.candidate import Operand, PackedConstant, Stage
 from tilewright.library.generated.generate import Result, elementwise_call
 from tilewright.library.packing import Recipe
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, floor_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 _MOST_BYTE, _MOST_WORD = 255, 32767
@@ -37,13 +37,16 @@ class PackedOperand:
 
 
 def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -> PackedOperand:
-    """Weights in the order of a `taps`, `order` or `runs` recipe, those that are no constants with one pixel a run."""
+    """Weights in the order of a `taps`, `order`, `windows` or `runs` recipe, those that are no constants with one pixel
+    a run."""
     if value in graph.constants:
         return PackedOperand(PackedConstant(value, recipe))
     fields = dict(recipe)
     moves = _Moves(value)
     if fields["kind"] == "order":
         moves.permute(fields["axes"])
+    elif fields["kind"] == "windows":
+        _to_windows(moves, fields["channels"], fields["taps"], fields["length"])
     elif fields["kind"] == "runs":
         assert "pixels" not in fields
         _to_runs(moves, fields["channels"], fields["fold"], fields["length"])
@@ -94,6 +97,17 @@ def _to_panels(moves: _Moves, groups: int, width: int) -> None:
     moves.pad_last(simplify(lift(panels) * width))
     moves.reshape(groups, depth, panels, width)
     moves.permute((0, 2, 1, 3))
+
+
+def _to_windows(moves: _Moves, channels: int, taps: int, length: int) -> None:
+    """[O, I, *kernel] to [O, kernel / taps * length]."""
+    outputs, _, *kernel = moves.value.shape
+    runs = floor_divide(product(kernel), taps)
+    moves.permute((0, *range(2, 2 + len(kernel)), 1))
+    moves.pad_last(channels)
+    moves.reshape(outputs, runs, taps * channels)
+    moves.pad_last(length)
+    moves.reshape(outputs, simplify(lift(runs) * length))
 
 
 def _to_runs(moves: _Moves, wide: int, fold: int, length: int) -> None:

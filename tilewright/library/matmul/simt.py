@@ -130,6 +130,11 @@ def float32_on_tensor_cores(
     seconds = _epilogue_seconds(problem, slots, target)
     cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
     found = bf16x6_products(problem, slots, target, graph, _quickest_calls(problem, slots, target), cost)
+    return perhaps_sooner(found, others)
+
+
+def perhaps_sooner(found: Sequence[Candidate], others: Sequence[Candidate]) -> list[Candidate]:
+    """Those candidates that may be sooner than others, as far as estimates tell."""
     limit = _PERHAPS_SOONER * min(candidate.cost.seconds for candidate in others)
     return [candidate for candidate in found if candidate.cost.seconds <= limit]
 
@@ -151,9 +156,13 @@ def _plain(problem: GraphProduct, slots: Slots, group: Group, target: Target) ->
 
 def _epilogue_seconds(problem: GraphProduct, slots: Slots, target: Target) -> float:
     """The seconds of what follows a product."""
-    elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
+    return epilogue_seconds(product([problem.batches, problem.rows, problem.columns]), slots, target)
+
+
+def epilogue_seconds(elements: Size, slots: Slots, target: Target) -> float:
+    """The seconds of an epilogue of so many elements."""
     machine = target.machine()
-    return elements * slots.cost.exact_instructions / (machine.processors * machine.lanes * machine.clock)
+    return expected(elements) * slots.cost.exact_instructions / (machine.processors * machine.lanes * machine.clock)
 
 
 def _tiled(

@@ -11,6 +11,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.convolution.hopper.bf16x6 import bf16x6_convolutions
 from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue
 from tilewright.library.convolution.problem import convolution_of, is_pointwise, reads_one_pixel
 from tilewright.library.convolution.simt.few_planes import FewProblem, ranked_forms
@@ -52,8 +53,10 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     if upper_bound(columns) <= most and upper_bound(taps) <= kernels.plane_taps:
         return [preceded_by(weights, candidate) for candidate in _few(group, slots, weights.operand, target)]
     found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
-    found += _pointwise(group, slots, graph, target, found)
-    return [*found, *winograd_convolution(group, slots, graph, target)]
+    found += winograd_convolution(group, slots, graph, target)
+    if reads_one_pixel(anchor, w):
+        return [*found, *_pointwise(group, slots, graph, target, found)]
+    return [*found, *bf16x6_convolutions(group, slots, graph, target, found)]
 
 
 def _pointwise(

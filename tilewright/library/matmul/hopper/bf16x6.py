@@ -45,7 +45,7 @@ ADDING = 380.0  # clocks of a stage without products: waits, and sums added outs
 _FEWEST_STAGES = 4  # of a slice of the depth
 _SLICED = 3  # candidates whose depth is in slices
 _WORTHWHILE = 0.95  # of the time of a product whose depth is not
-_OTHER_LAG = 1.02  # of the time, where consumers begin together and should not, or the other way round
+OTHER_LAG = 1.02  # of the time, where consumers begin together and should not, or the other way round
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
     epilogue = 700 + config.BM * config.BN / 20
     clocks = _PARTS_FILL + waves * (stages * (operations / machine.wgmma + ADDING) + epilogue)
     # Of many waves the sooner start counts more, of one that the warpgroups add at different times.
-    clocks *= 1 if (config.LAG > 0) == (waves == 1) or config.CONSUMERS == 1 else _OTHER_LAG
+    clocks *= 1 if (config.LAG > 0) == (waves == 1) or config.CONSUMERS == 1 else OTHER_LAG
     moved = (problem.rows + problem.columns) * problem.depth * PARTS * bfloat16.itemsize
     moved += problem.rows * problem.columns * problem.output.itemsize
     memory = moved * problem.batches / machine.memory

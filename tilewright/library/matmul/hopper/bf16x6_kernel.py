@@ -35,7 +35,7 @@ from tilewright.library.matmul.hopper.kernel import (
 )
 
 _FOLDED_STAGES = tl.constexpr(16)  # after which the small products are added to the total
-_INFINITE = tl.constexpr(0x7F800000)  # bits of infinity; those of NaN are above
+INFINITE = tl.constexpr(0x7F800000)  # bits of infinity; those of NaN are above
 _ROUNDED_UP = tl.constexpr(0x7F7F8000)  # the least finite number that bfloat16 rounds to infinity
 
 
@@ -50,7 +50,7 @@ def parts_of(x):
     """
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
-    finite = magnitude < _INFINITE
+    finite = magnitude < INFINITE
     cut = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     high = tl.where(finite & (magnitude >= _ROUNDED_UP), cut, x.to(tl.bfloat16))
     rest = tl.where(finite, x - high.to(tl.float32), 0.0)
@@ -98,7 +98,7 @@ def first_stage(batch, task, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def load_left(a, lefts, full, stage, place, k, task, CONFIG: tl.constexpr):
+def load_left(a, lefts, full, stage, place, k, task, pixels, CONFIG: tl.constexpr):
     """Start loading a stage of A's planes."""
     first = first_plane(place[0], CONFIG.ONE_A, CONFIG)
     depth = (first_stage(place[0], task, CONFIG) + k) * CONFIG.BK
@@ -118,8 +118,10 @@ def load_right(b, rights, full, stage, place, k, task, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def load_tiles(copy, a, b, lefts, rights, ring, task, CONFIG: tl.constexpr):
-    """The loading role: one thread. The first stages of weights come before the kernels in front have ended."""
+def load_tiles(copy, a, b, lefts, rights, ring, task, pixels, CONFIG: tl.constexpr, LOAD_LEFT: tl.constexpr):
+    """The loading role: one thread. The first stages of weights come before the kernels in front have ended.
+
+    `LOAD_LEFT` loads a stage of A; `pixels` are for the one of convolutions."""
     position = tx.producer_start(CONFIG.STAGES)
     ahead = task.blocks * 0
     if CONFIG.DEPENDENT:
@@ -137,7 +139,7 @@ def load_tiles(copy, a, b, lefts, rights, ring, task, CONFIG: tl.constexpr):
                 ring.wait_empty(position)
                 full.expect(CONFIG.stage_bytes)
                 load_right(b, rights, full, position.stage, place, k, task, CONFIG)
-            load_left(a, lefts, full, position.stage, place, k, task, CONFIG)
+            LOAD_LEFT(a, lefts, full, position.stage, place, k, task, pixels, CONFIG)
             position = position.next()
         ahead = task.blocks * 0
 
@@ -251,7 +253,7 @@ def multiply_tiles(copy, c, a_planes, b_planes, lefts, rights, ring, task, M, N,
         place = consumer_place(tile, copy, task, CONFIG)
         total, position = sums_of_tile(lefts, rights, ring, position, copy, task, CONFIG)
         magnitude = total.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        if tl.max(tl.max(magnitude, 1), 0) >= _INFINITE:
+        if tl.max(tl.max(magnitude, 1), 0) >= INFINITE:
             multiply_add(a_planes, b_planes, c, place, task, M, N, K, a_line, b_line, extra, CONFIG)
         else:
             for part in tl.static_range(CONFIG.BN // CONFIG.stored_columns):
@@ -288,8 +290,8 @@ def bf16x6_matmul(a: tx.tensor_map, b: tx.tensor_map, a_planes, b_planes, c, M, 
         (c, a_planes, b_planes, lefts, rights, ring, task, M, N, K, a_line, b_line, extra, CONFIG),
         copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
     )  # fmt: skip
-    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, CONFIG), registers=CONFIG.registers[0],
-                      elected=True)  # fmt: skip
+    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, None, CONFIG, load_left),
+                      registers=CONFIG.registers[0], elected=True)  # fmt: skip
     tx.warp_roles(loading, multiplying)
     if CONFIG.cluster > 1:
         tx.cluster_arrive(relaxed=True)  # peers may still arrive at this CTA's barriers

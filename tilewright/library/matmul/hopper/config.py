@@ -68,6 +68,7 @@ class MatmulConfig(NamedTuple):
     PARTS: int = 1  # planes of numbers that are added to one, of both operands
     MULTIPLE: int = 1  # that the columns of C are multiples of, where threads store them
     SLICES: int = 1  # of the depth of a product of parts: batches, whose sums another launch adds
+    WINDOW: Any = None  # of a convolution by parts, whose A are images: taps and channels are the depth
     STORED: int = ATOM  # bytes of a row of results that are stored at once, 128 or 64: fewer need fewer registers
 
     @property
@@ -175,8 +176,9 @@ class MatmulConfig(NamedTuple):
 
     @property
     def stored_columns(self) -> int:
-        """Columns that threads store at once, where they store results themselves."""
-        return 16
+        """Columns that threads store at once, where they store results themselves: of convolutions, whose operands by
+        column are waited for, more."""
+        return 32 if self.WINDOW is not None and self.BN % 32 == 0 else 16
 
     @property
     def chunk(self) -> int:
