@@ -39,7 +39,8 @@ from tilewright.quant.layers import (
     with_reasons,
 )
 from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
-from tilewright.quant.rounding import AWQ, GPTQ, NEAREST, ROUNDING_METHODS, Moments, RoundedWeights, rounded
+from tilewright.quant.rounding import AWQ, GPTQ, NEAREST, ROUNDING_METHODS, Moments, RoundedWeights
+from tilewright.quant.stored_rounding import rounded_once
 from tilewright.quant.weights import (
     matrix_of,
     shifts_of,
@@ -243,7 +244,7 @@ def _rounded(
         progress("round weights", f"{layer.name}, {number + 1} of {len(layers)}", 0.0)
         size = GROUPS[scheme] if group is None else group
         matrix = matrix_of(nodes[layer.name], graph.constants)
-        found[layer.name] = rounded(matrix, WEIGHT_BITS[scheme], size, method, moments.get(layer.input))
+        found[layer.name] = rounded_once(matrix, WEIGHT_BITS[scheme], size, method, moments.get(layer.input))
     return found
 
 

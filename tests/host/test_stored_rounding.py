@@ -1,0 +1,88 @@
+"""Rounded weights in the cache: equal to those that are made, again after damage, and in a run that was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright.dtypes import float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.quant import stored_rounding
+from tilewright.quant.rounding import Moments, RoundedWeights, rounded
+from tilewright.quant.stored_rounding import rounded_once
+from tilewright.settings import settings
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(settings, "cache_directory", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def layer(rng: np.random.Generator, columns: int, depth: int) -> tuple[np.ndarray, Moments]:
+    moments = Moments.of(depth, True)
+    moments.add(rng.standard_normal((50, depth)).astype(np.float32))
+    return rng.standard_normal((columns, depth)).astype(np.float32), moments
+
+
+def equal(one: RoundedWeights, other: RoundedWeights) -> bool:
+    pairs = [(getattr(one.matrix, name), getattr(other.matrix, name)) for name in ("codes", "scales", "zeros", "order")]
+    pairs.append((one.factors, other.factors))
+    same = all((a is None) == (b is None) and (a is None or (a.dtype == b.dtype and (a == b).all())) for a, b in pairs)
+    return same and one.matrix.depth == other.matrix.depth
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize(("bits", "group", "depth"), [(4, 32, 64), (8, 0, 48), (4, 16, 40), (8, 8, 24)])
+def test_once(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, own_cache: Path, method: str, bits: int, group: int,
+    depth: int,
+) -> None:  # fmt: skip
+    weights, moments = layer(rng, 24, depth)
+    expected = rounded(weights, bits, group, method, moments)
+    assert equal(rounded_once(weights, bits, group, method, moments), expected)
+    calls: list[int] = []
+    monkeypatch.setattr(stored_rounding, "rounded", lambda *given: calls.append(1) or rounded(*given))
+    assert equal(rounded_once(weights, bits, group, method, moments), expected) and not calls
+    moments.add(np.ones((1, depth), np.float32))
+    rounded_once(weights, bits, group, method, moments)
+    rounded_once(weights + 1, bits, group, method, moments)
+    assert len(calls) == 2
+    for path in own_cache.rglob("rounded-*"):
+        path.write_bytes(path.read_bytes()[:-40])
+    rounded_once(weights, bits, group, method, moments)
+    assert len(calls) == 3
+
+
+def three_layers(rng: np.random.Generator) -> Graph:
+    b = GraphBuilder("net")
+    x = b.input("x", float32, (8, 128))
+    for _ in range(3):
+        x = b.op("relu", [b.op("matmul", [x, b.constant(rng.standard_normal((128, 128)).astype(np.float32) / 11)])])
+    b.output(x, "y")
+    return b.finish()
+
+
+def test_a_run_that_was_interrupted_goes_on(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, data = three_layers(rng), [rng.standard_normal((8, 128)).astype(np.float32) for _ in range(3)]
+    calls: list[int] = []
+
+    def interrupted(*given: object) -> RoundedWeights:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return rounded(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stored_rounding, "rounded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tilewright.quantize(graph, data, scheme="int4-weights", method="gptq")
+    calls.clear()
+    resumed = tilewright.quantize(graph, data, scheme="int4-weights", method="gptq")
+    assert len(calls) == 1
+    whole = tilewright.quantize(graph, data, scheme="int4-weights", method="gptq")
+    found, expected = (np.array(each.engine.run({"x": data[0]})["y"]) for each in (resumed, whole))
+    assert (found == expected).all()
