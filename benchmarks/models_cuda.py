@@ -114,6 +114,11 @@ def plainly_built(model: Model) -> Any:
     return tilewright.compile(model.module, model.inputs, target="cuda")
 
 
+def built(model: Model) -> Any:
+    """Our engine, with what this user's cache has."""
+    return model.build() if model.build is not None else plainly_built(model)
+
+
 def build(model: Model, record: dict[str, Any]) -> Any:
     """Our engine, built cold, built again with kernels and choices cached, saved and loaded; seconds go to `record`."""
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +127,7 @@ def build(model: Model, record: dict[str, Any]) -> Any:
         try:
             for kind in ("cold", "warm"):
                 began = time.perf_counter()
-                engine = model.build() if model.build is not None else plainly_built(model)
+                engine = built(model)
                 record[f"build_{kind}_seconds"] = time.perf_counter() - began
         finally:
             settings.cache_directory = before
@@ -133,9 +138,6 @@ def build(model: Model, record: dict[str, Any]) -> Any:
         engine(*model.inputs)
         torch.cuda.synchronize()
         record["load_and_first_call_seconds"] = time.perf_counter() - began
-        record["steps"] = len(engine.plan.steps)
-        record["arena_bytes"] = engine.plan.arena_bytes
-        record["arena_least_bytes"] = least_arena_bytes(engine, {})
     return engine
 
 
@@ -187,7 +189,10 @@ def measure(name: str, make: Callable[[], Model], options: Any, monitor: Monitor
     runs: dict[str, Callable[[], Any]] = {}
     outputs: dict[str, Any] = {}
     try:
-        engine = build(model, record)
+        engine = built(model) if options.once else build(model, record)
+        record["steps"] = len(engine.plan.steps)
+        record["arena_bytes"] = engine.plan.arena_bytes
+        record["arena_least_bytes"] = least_arena_bytes(engine, {})
         outputs[OURS] = engine(*model.inputs)
         runs[OURS] = lambda: engine(*model.inputs)
         if model.in_floats:
@@ -253,7 +258,9 @@ def line(record: dict[str, Any]) -> str:
         parts.append(f"error {record['errors'][OURS]:.1e} ({record['error_ratio']:.2f} of the peer's)")
     if "build_cold_seconds" in record:
         parts.append(f"build {record['build_cold_seconds']:.1f} s, warm {record['build_warm_seconds']:.1f} s")
-        parts.append(f"load {record['load_and_first_call_seconds']:.2f} s, {record['steps']} steps")
+        parts.append(f"load {record['load_and_first_call_seconds']:.2f} s")
+    if "steps" in record:
+        parts.append(f"{record['steps']} steps")
         parts.append(f"arena {record['arena_bytes'] / max(record['arena_least_bytes'], 1):.2f} of the least")
     if "host_microseconds" in record:
         parts.append(f"host {record['host_microseconds']:.0f} us")
@@ -325,6 +332,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", help="words: cases whose names contain one of them")
     parser.add_argument("--set", nargs="*", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--once", action="store_true", help="build once, with this user's cache, and time no build")
     parser.add_argument("--peers", nargs="*", help="only these: eager, torch.compile")
     parser.add_argument("--autotune", nargs="*", help="time max-autotune too (minutes a model), or for cases so named")
     parser.add_argument("--profile", action="store_true", help="keep the times of our steps in the results")

@@ -249,7 +249,9 @@ def model_table(data: dict[str, Any]) -> str:
         peer, floor = case["best_peer"], case.get("floor")
         ratio = times[peer] / times["tilewright"]
         row = [case["name"], f"{times['tilewright']:.3f}", f"{times[peer]:.3f}", peer, f"{ratio:.2f}"]
-        lines.append([*row, str(floor or ""), f"{case['error_ratio']:.2f}", f"{case['build_cold_seconds']:.1f}"])
+        cold = case.get("build_cold_seconds")
+        seconds = "" if cold is None else f"{cold:.1f}"
+        lines.append([*row, str(floor or ""), f"{case['error_ratio']:.2f}", seconds])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     found = [case["environment"] for case in data["cases"]]
     places = {f"{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}." for e in found}
@@ -282,7 +284,9 @@ def model_facts(data: dict[str, Any]) -> str:
         for case in cases if "of_bytes_time" in case
     ]  # fmt: skip
     most = max(case["arena_bytes"] / case["arena_least_bytes"] for case in cases if case.get("arena_least_bytes"))
-    seconds = {key: max(case[key] for case in cases) for key in ("build_warm_seconds", "load_and_first_call_seconds")}
+    seconds = {
+        key: max(case.get(key, 0) for case in cases) for key in ("build_warm_seconds", "load_and_first_call_seconds")
+    }
     lines.append(f"Arenas are at most {most:.3f} times the live tensors.")
     lines.append(
         f"With a warm cache builds take at most {seconds['build_warm_seconds']:.1f} s; loading an engine and its first "
