@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul.hopper.config import MATMUL_PARAMETERS
 from tilewright.library.matmul.hopper.dequantized import close_configs
-from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS
+from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import close
@@ -95,6 +96,25 @@ def test_dequantized_configs(problem: DequantizedProblem) -> None:
     resources = kernel.binary.resources
     assert not resources.spill_stores
     assert kernel.binary.shared_bytes <= config.shared_bytes
+
+
+@pytest.mark.slow(but_every=3)
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize("others", [{}, {"SLICES": 2}, {"CONSUMERS": 2, "SPLIT": 3}], ids=str)
+def test_weights_are_widened_ahead_of_products(rows: int, others: dict[str, Any]) -> None:
+    """Products of two stages are under way at once: the assembler neither serialises them nor spills."""
+    config = DequantizedConfig(BATCH=rows, STAGES=4, AHEAD=True, MULTIPLE=8, DEPENDENT=True, **others).check()
+    facts = {"out": Parameter("out", 16)}
+    kernel = dequantized_matmul.compile(
+        DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}, facts, target="cuda:sm_90a", options=STRICT
+    )
+    assert not kernel.binary.resources.spill_stores
+    assert ptx_waits(kernel.dump("ptx")) == {0, 2}
+
+
+def ptx_waits(text: str) -> set[int]:
+    """How many groups of wgmma may be under way after the waits of a kernel."""
+    return {int(number) for number in re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+);", text)}
 
 
 @pytest.mark.slow(but_every=5)

@@ -57,10 +57,8 @@ def test_every_config(seed: int) -> None:
         for ready in (False, True, True):
             out = torch.full((case.rows, case.columns), float("nan"), dtype=kind, device="cuda")
             target = arrays.view(out, "out")
-            dequantized._launch(
-                config._replace(DEPENDENT=ready), problem=problem, weights=packed, x=first, out=target, extra=(),
-                views=[first, target], ordinal=ordinal,
-            )  # fmt: skip
+            call = dequantized._DequantizedCall(problem, packed, first, target, (), (first, target), ordinal)
+            call.bound(config._replace(DEPENDENT=ready))()
             close(out.float().cpu().numpy(), x, exact, case)
     close(ops.dequantized_matmul(given, packed).float().cpu().numpy(), x, exact, case)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import tilewright
 import tilewright.language as tl
 from tests.host import cuda_stand_in
 from tests.host.hopper_support import ORDERS
@@ -18,7 +19,11 @@ from tilewright import ops
 from tilewright.build.builder import build
 from tilewright.dtypes import BY_NAME, DType, bfloat16, float8e4nv, float16, float32, int4, int8, uint4, uint8
 from tilewright.errors import LaunchError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
 from tilewright.graph.passes.weight_products import weight_products
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.quantized_weights import QuantizedMatrix, multiply
 from tilewright.ir.core import Parameter
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
@@ -26,8 +31,8 @@ from tilewright.library import packing
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.hopper import is_possible
-from tilewright.library.matmul.hopper.dequantized import close_configs
-from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS, DequantizedConfig
+from tilewright.library.matmul.hopper.dequantized import _resident, close_configs
+from tilewright.library.matmul.hopper.dequantized_config import DEQUANTIZED_PARAMETERS, GATE_COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.ops import arrays, choosing, dequantized
@@ -40,6 +45,24 @@ from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
+
+
+@tilewright.jit
+def difference(left, right):  # type: ignore[no-untyped-def]
+    """A gate."""
+    return left - right
+
+
+def gated_product_of(matrix: QuantizedMatrix, dtype: DType) -> Graph:
+    """silu(left half) * right half of x W, + bias, of 1 to 64 rows."""
+    b, half = GraphBuilder("gated"), len(matrix.codes) // 2
+    x = b.input("x", dtype, (b.symbol("rows", 1, 64), matrix.codes.shape[1]))
+    result = multiply(Emitter(b), x, matrix, "w")
+    left, right = (b.op("slice", [result], axis=1, start=at, stop=at + half) for at in (0, half))
+    bias = b.constant(np.linspace(-1, 1, half).astype(dtype.numpy), "bias")
+    b.output(b.op("add", [b.op("multiply", [b.op("silu", [left]), right]), bias]), "y")
+    return b.finish()
+
 
 SILU = EpilogueParts(bias=float32, activation="silu").epilogue
 TYPES = ("int4", "uint4", "int8", "uint8", "float8e4nv", "float8e5")
@@ -175,11 +198,16 @@ def test_packing(rng: np.random.Generator) -> None:
         dtype = BY_NAME[name]
         codes = rng.integers(0, 1 << dtype.bits, (70, 100)).astype(np.uint8)
         codes = codes.view(dtype.numpy) if not (dtype == int4) else (codes.view(np.int8) - 8).astype(dtype.numpy)
-        recipe = packing.fragments_recipe(dtype)
-        packed = packing.apply(recipe, codes)
-        assert packed.shape == packing.packed_shape(recipe, codes.shape)
-        assert packed.dtype == packing.packed_dtype(recipe, codes.dtype)
-        assert packing.invert(recipe, packed, codes.shape).tobytes() == codes.tobytes()
+        for recipe in (packing.fragments_recipe(dtype), packing.fragments_recipe(dtype, halves=7)):
+            packed = packing.apply(recipe, codes)
+            assert packed.shape == packing.packed_shape(recipe, codes.shape)
+            assert packed.dtype == packing.packed_dtype(recipe, codes.dtype)
+            assert packing.invert(recipe, packed, codes.shape).tobytes() == codes.tobytes()
+    scales = rng.standard_normal((192, 5)).astype(np.float32)
+    panels = packing.panels_recipe(64, True, halves=32)
+    packed = packing.apply(panels, scales)
+    assert packed.shape == (3, 5, 64) and packing.invert(panels, packed, scales.shape).tobytes() == scales.tobytes()
+    np.testing.assert_array_equal(packed[1].T, np.concatenate([scales[32:64], scales[128:160]]))
     codes = np.zeros((64, 64), np.uint8)
     codes[16 + 8 + 3, 16 + 8 + 2 * 2 + 1] = 13  # warp 1, row 3, upper half; step 1, upper half, thread 2, odd
     (place,) = np.argwhere(packing.apply(packing.fragments_recipe(uint4), codes.astype(uint4.numpy)).reshape(-1, 4))
@@ -197,6 +225,11 @@ CONFIGS = [
     DequantizedConfig(STAGES=4, WARPS=1, SLICES=2, GROUP=8, SCALED=True, BITS=8, CODES=tl.float8e4nv),
     DequantizedConfig(STAGES=4, WARPS=1, GROUP=16),
     DequantizedConfig(STAGES=4, WARPS=1, GROUP=32, BATCH=16, BITS=8, CODES=tl.float8e5, SLICES=2),
+    DequantizedConfig(STAGES=4, SLICES=4, BATCH=16, GROUP=64),
+    DequantizedConfig(STAGES=4, SLICES=2, SPLIT=2, DEPENDENT=True),
+    DequantizedConfig(STAGES=3, AHEAD=True, SPLIT=2, GROUP=0, DEPENDENT=True),
+    DequantizedConfig(STAGES=4, SLICES=2, AHEAD=True, BATCH=16, ZEROS=True, LOW=0),
+    DequantizedConfig(STAGES=4, CONSUMERS=2, SPLIT=3, BATCH=16, BITS=8, CODES=tl.float8e4nv),
 ]
 
 
@@ -217,6 +250,69 @@ def test_clean_in_any_order(config: DequantizedConfig, rng: np.random.Generator)
         number = 0.0 if not config.CODES.element.is_integer else -float(config.LOW + config.ZEROS)
         exact = number * np.repeat(x.astype(np.float64).sum(1)[:, None], columns, 1)
         np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DequantizedConfig(STAGES=2, GATE=difference),
+        DequantizedConfig(STAGES=4, SLICES=2, SPLIT=2, GATE=difference),
+        DequantizedConfig(STAGES=4, CONSUMERS=2, SPLIT=3, BATCH=16, GATE=difference),
+    ],
+    ids=lambda config: config.described,
+)
+def test_gates_take_columns_half_a_block_apart(config: DequantizedConfig, rng: np.random.Generator) -> None:
+    rows, half, depth = 11, 96, 640
+    codes = rng.integers(0, 16, (2 * half, depth)).astype(np.uint8)
+    scales = rng.uniform(0.5, 1.5, (2 * half, depth // config.GROUP)).astype(np.float32)
+    x = rng.standard_normal((rows, depth)).astype(config.TYPE.element.numpy)
+    exact = x.astype(np.float64) @ ((codes.astype(np.float64) - 8) * np.repeat(scales, config.GROUP, 1)).T
+    exact = exact[:, :half] - exact[:, half:]
+    packed = packing.apply(packing.fragments_recipe(uint4, GATE_COLUMNS), codes.astype(uint4.numpy))
+    panels = packing.apply(packing.panels_recipe(64, True, halves=GATE_COLUMNS), scales)
+    function = simplify(dequantized_matmul.trace(DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}))
+    out = np.full((rows, half), np.nan, config.OUTPUT.element.numpy)
+    run(function, [x, packed, panels, panels, out, rows, half, depth], config.grid(rows, 2 * half))
+    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2**-7, atol=2**-8 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "half", "group", "zeros", "given"),
+    [(int4, 256, 64, False, bfloat16), (uint4, 96, 32, True, float16), (float8e4nv, 64, 64, False, bfloat16)],
+)
+def test_engines_take_gates(
+    dtype: DType, half: int, group: int, zeros: bool, given: DType, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """silu(left) * right of a product's halves, and what follows, is one kernel."""
+    cuda_stand_in.install(monkeypatch)
+    matrix = random_matrix(rng, dtype, 2 * half, 192, group, zeros)
+    engine = build(gated_product_of(matrix, given), "cuda:sm_90a")
+    (step,) = engine.plan.steps
+    assert step.evidence["chosen"] == "hopper product by quantized weights"
+    weights, bias = matrix.numbers().astype(np.float64), np.linspace(-1, 1, half).astype(given.numpy)
+    for rows in (1, 13, 40):
+        x = rng.standard_normal((rows, 192)).astype(given.numpy)
+        left, right = np.split(x.astype(np.float64) @ weights.T, 2, axis=1)
+        exact = left / (1 + np.exp(-left)) * right + bias.astype(np.float64)
+        found = np.asarray(engine.run({"x": x})["y"]).astype(np.float64)
+        np.testing.assert_allclose(found, exact, rtol=2e-2, atol=2.0**-7 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(("half", "target"), [(72, "cuda:sm_90a"), (96, "cpu")])
+def test_gates_that_no_kernel_takes_are_steps_of_their_own(
+    half: int, target: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Halves that are no whole blocks of packed weights; on CPUs all."""
+    if target != "cpu":
+        cuda_stand_in.install(monkeypatch)
+    matrix = random_matrix(rng, int4, 2 * half, 192, 64)
+    engine = build(gated_product_of(matrix, bfloat16), target)
+    x = rng.standard_normal((5, 192)).astype(bfloat16.numpy)
+    left, right = np.split(x.astype(np.float64) @ matrix.numbers().astype(np.float64).T, 2, axis=1)
+    exact = left / (1 + np.exp(-left)) * right + np.linspace(-1, 1, half).astype(bfloat16.numpy).astype(np.float64)
+    found = np.asarray(engine.run({"x": x})["y"]).astype(np.float64)
+    np.testing.assert_allclose(found, exact, rtol=3e-2, atol=2.0**-6 * np.abs(exact).max())
 
 
 def test_configs_of_all_problems() -> None:
@@ -305,6 +401,28 @@ def test_clusters_of_the_first_config_run_at_once(sizes: tuple[int, int, int]) -
     machine = NvidiaTarget.named("sm_90a").machine()
     (config, _), *_ = close_configs(DequantizedProblem(*sizes, group=128), machine)
     assert config.grid(*sizes[:2])[0] <= machine.slots(config.SPLIT), config.described
+
+
+def test_clusters_never_wait_for_others() -> None:
+    """With more clusters than run at once sums were wrong."""
+    machine, draw = NvidiaTarget.named("sm_90a").machine(), np.random.default_rng(11)
+    split = set()
+    for _ in range(60):
+        rows, columns, depth = (
+            int(draw.integers(1, 400)),
+            int(draw.integers(1, 300)) * 64,
+            int(draw.integers(1, 120)) * 128,
+        )
+        for config, _ in close_configs(DequantizedProblem(rows, columns, depth, group=128), machine):
+            split.add(config.SPLIT)
+            assert config.SPLIT == 1 or rows <= 256, config.described
+            assert config.SPLIT == 1 or config.grid(rows, columns)[0] <= _resident(config) * machine.slots(config.SPLIT)
+    assert {1, 2, 3, 6} <= split
+
+
+def test_clusters_of_sizes_that_were_not_measured() -> None:
+    machine = NvidiaTarget.named("sm_90a").machine()
+    assert [machine.slots(size) for size in (1, 2, 3, 4, 5, 6, 7, 8)] == [132, 132, 120, 120, 120, 120, 119, 120]
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -52,6 +52,7 @@ class KernelFacts:
     weight_elements: int = _least()  # fewer quantized weights stay in the caches as floats
     weight_group: int = _least(1)  # the shortest group of the depth with a scale of its own
     weight_limits: tuple[Unsupported, ...] = ()
+    gated_weights: bool = False  # products by quantized weights take gates
 
     # Convolutions and images
     channels: int = 0  # of an image that a convolution computes together

@@ -5,7 +5,8 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     panels   ("width", W), ("transposed", bool), and ("group", G) where G > 1 divides the depth
              a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
              columns are cut into panels of W, the last one filled with zeros;
-             with a group as [columns/W][depth/G][W][G]: G steps of the depth are neighbours
+             with a group as [columns/W][depth/G][W][G]: G steps of the depth are neighbours;
+             and with ("halves", H) of a matrix whose columns are in the order of `halves`, H of either half
     nibbles  ("width", W), ("block", B), ("dtype", name)
              a matrix [columns, depth] of 4-bit numbers as bytes [columns/W][depth/B][B/2][W]: of each B steps of the
              depth the first half is in the low bits, the second in the high ones; int4 is stored 8 more, as uint4
@@ -15,7 +16,8 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     fragments ("dtype", name)
              a matrix [columns, depth] of 4 or 8 bits as [columns/64][depth/S L][256], filled up with zeros, as the left
              operand of a warpgroup's product: of each 64 columns and S steps of the depth (64 of 4 bits, else 32) 16
-             bytes for each thread, in L lines. Integers are in int32, low bits first, signed ones stored 8 or 128 more
+             bytes for each thread, in L lines. Integers are in int32, low bits first, signed ones stored 8 or 128 more;
+             ("halves", H) as for panels
     bytes    ("dtype", name)
              numbers of less than 8 bits, each as a byte: what kernels see of them
     dense    ("dtype", name)
@@ -71,10 +73,12 @@ _ROWS = 256  # of a matrix that are turned at a time
 Recipe = tuple[tuple[str, Any], ...]
 
 
-def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
-    """The recipe of a matrix in column panels; `group` steps of its depth are neighbours."""
+def panels_recipe(width: int, transposed: bool, group: int = 1, halves: int = 0) -> Recipe:
+    """The recipe of a matrix in column panels; `group` steps of its depth are neighbours, and so are `halves` columns
+    of either half."""
     recipe: Recipe = (("kind", "panels"), ("width", width), ("transposed", transposed))
-    return recipe if group == 1 else (*recipe, ("group", group))
+    recipe = recipe if group == 1 else (*recipe, ("group", group))
+    return (*recipe, ("halves", halves)) if halves else recipe
 
 
 def nibbles_recipe(width: int, block: int, dtype: DType) -> Recipe:
@@ -87,9 +91,11 @@ def words_recipe(width: int, dtype: DType) -> Recipe:
     return (("kind", "words"), ("width", width), ("dtype", dtype.name))
 
 
-def fragments_recipe(dtype: DType) -> Recipe:
-    """The recipe of a matrix [columns, depth] of 4 or 8 bits as the left operand of Hopper's products."""
-    return (("kind", "fragments"), ("dtype", dtype.name))
+def fragments_recipe(dtype: DType, halves: int = 0) -> Recipe:
+    """The recipe of a matrix [columns, depth] of 4 or 8 bits as the left operand of Hopper's products; `halves` columns
+    of either half are neighbours."""
+    recipe: Recipe = (("kind", "fragments"), ("dtype", dtype.name))
+    return (*recipe, ("halves", halves)) if halves else recipe
 
 
 def bytes_recipe(dtype: DType) -> Recipe | None:
@@ -259,6 +265,8 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
 def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     """The packed form of a constant, C-contiguous."""
     fields = dict(recipe)
+    if fields.get("halves"):  # of matrices in panels or fragments
+        array = _regrouped(array, _columns_axis(fields), (2, -1, fields["halves"]))
     if fields["kind"] == "panels":
         panels = _to_panels(array.T if fields["transposed"] else array, fields["width"])
         return _group_depth(panels, fields.get("group", 1))
@@ -354,6 +362,14 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
     shape = tuple(shape)
     if array.shape != packed_shape(recipe, shape):
         raise ValueError(f"packed array has shape {array.shape}, expected {packed_shape(recipe, shape)}")
+    inverted = _inverted(fields, array, shape)
+    if fields.get("halves"):
+        return _regrouped(inverted, _columns_axis(fields), (-1, 2, fields["halves"]))
+    return inverted
+
+
+def _inverted(fields: dict[str, Any], array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The constant, with its columns in the order of the packed ones."""
     if fields["kind"] == "panels":
         columns = shape[0] if fields["transposed"] else shape[1]
         panels = _ungroup_depth(array, fields.get("group", 1), fields["width"])
@@ -442,6 +458,11 @@ def _turned(matrix: np.ndarray) -> np.ndarray:
     for first in range(0, len(matrix), _ROWS):
         result[:, first : first + _ROWS] = matrix[first : first + _ROWS].T
     return result
+
+
+def _columns_axis(fields: dict[str, Any]) -> int:
+    """The axis of a matrix that its columns are along."""
+    return 0 if fields.get("transposed", True) else 1
 
 
 def _regrouped(array: np.ndarray, axis: int, groups: tuple[int, int, int]) -> np.ndarray:

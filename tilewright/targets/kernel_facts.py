@@ -58,6 +58,7 @@ GPU_KERNELS = replace(
     paired_rows=64,  # of one tile
     pair_bytes=4,
     narrow_computed=True,
+    gated_weights=True,
     plane_columns=8,
     plane_taps=128,
     shared_taps=64,

@@ -105,10 +105,12 @@ class Machine:
         return max(1, threads // self.warp_threads)
 
     def slots(self, cluster: int) -> int:
-        """CTAs that run at once, in clusters of this size, with one on an SM."""
+        """CTAs that run at once, in clusters of this size, with one on an SM; of a size that was not measured as many
+        as of the next larger one."""
         if cluster == 1:
             return self.processors
-        return dict(self.resident_clusters).get(cluster, self.processors // (2 * cluster)) * cluster
+        larger = (size * count for size, count in self.resident_clusters if size >= cluster)
+        return next(larger, self.processors // 2) // cluster * cluster
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------

@@ -190,8 +190,8 @@ def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     """Merge the two halves of a product's columns, where they are all that is read of it, and what they meet in."""
     assert draft.anchor is not None
     anchor = drafts.nodes[draft.anchor]
-    known = anchor.op in ("matmul", "fourier") and anchor.inputs[1] in drafts.graph.constants
-    if not known or anchor.output.dtype.is_integer:
+    known = anchor.op in ("matmul", "fourier") or (anchor.op == "dequantized_matmul" and drafts.kernels.gated_weights)
+    if not known or anchor.inputs[1] not in drafts.graph.constants or anchor.output.dtype.is_integer:
         return  # products of integers are sums, which no kernel takes in halves
     before = drafts.snapshot(draft)
     halves = _halves(drafts, draft)

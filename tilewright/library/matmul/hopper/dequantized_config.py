@@ -10,6 +10,7 @@ from tilewright.library.hopper import SHARED_BYTES, Parameters, checked
 
 COLUMNS = 64  # of the result, whose weights a warpgroup multiplies at once
 PACKED_LINE = 256  # elements of a line of packed weights: words of integers, 8-bit floats
+GATE_COLUMNS = COLUMNS // 2  # of either half of a gated result, that are multiplied together
 PIECE = 64  # steps of the depth that are widened at once: a row of the widest swizzle
 
 
@@ -28,6 +29,7 @@ class DequantizedConfig(NamedTuple):
     STAGES: int = 8
     SPLIT: int = 1
     SLICES: int = 1  # consumers of the same columns, which take turns at the stages
+    AHEAD: bool = False  # warpgroups widen a stage while they multiply the one in front
     WARPS: int = 4  # of a consumer: 4 multiply by wgmma, 1 by mma.sync
     GROUP: int = 128
     SCALED: bool = False
@@ -42,6 +44,7 @@ class DequantizedConfig(NamedTuple):
     BATCHED: bool = False  # never: what the epilogue of the other Hopper products asks
     DEPENDENT: bool = False  # weights may be read before the kernels in front of this one have ended
     EPILOGUE: Any = identity
+    GATE: Any = None  # makes one column of two that are half a block apart
 
     @property
     def zeros_type(self) -> Any:
@@ -123,6 +126,11 @@ class DequantizedConfig(NamedTuple):
         return self.BATCH, self.DEPTH
 
     @property
+    def storing(self) -> int:
+        """CTAs that store, of those that share the depth."""
+        return 1 << (self.SPLIT.bit_length() - 1)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights, scales and zero points that come to a stage."""
         codes = self.lines * PACKED_LINE * int(self.CODES.itemsize)
@@ -156,9 +164,14 @@ class DequantizedConfig(NamedTuple):
         return -(-least // self.SLICES) * self.SLICES
 
     @property
-    def stored_columns(self) -> int:
-        """Columns of a consumer that a CTA of those that share the depth stores."""
-        return COLUMNS // self.SPLIT
+    def block_columns(self) -> int:
+        """Columns of the result of a consumer."""
+        return COLUMNS if self.GATE is None else GATE_COLUMNS
+
+    @property
+    def loaded_columns(self) -> int:
+        """Columns of those that a CTA of those that share the depth stores."""
+        return self.block_columns // self.storing
 
     @property
     def shared_bytes(self) -> int:
@@ -166,8 +179,8 @@ class DequantizedConfig(NamedTuple):
         tiles = self.STAGES * self.stage_bytes
         # Results of a part of the columns change hands where rows begin anywhere; those narrower than the sums, whose
         # stores are wider, may behind any epilogue.
-        moved = self.CONSUMERS * self.BATCH * self.stored_columns * int(self.OUTPUT.itemsize)
-        unlike = self.EPILOGUE is not identity and self.OUTPUT.itemsize < 4
+        moved = self.CONSUMERS * self.BATCH * self.loaded_columns * int(self.OUTPUT.itemsize)
+        unlike = (self.EPILOGUE is not identity or self.GATE is not None) and self.OUTPUT.itemsize < 4
         exchanged = moved if unlike or (self.SPLIT > 1 and self.MULTIPLE < 8) else 0
         filled = self.STAGES * COLUMNS if self.ZEROS and self.CONSUMERS * self.groups == 1 else 0
         return tiles + filled + 1024 + 3 * 128 + 24 * self.STAGES + exchanged
@@ -182,7 +195,7 @@ class DequantizedConfig(NamedTuple):
         """Budgets of loading and multiplying threads; (0, 0) where all have enough."""
         if self.WARPS < 4 or self.BATCH < 64:
             return 0, 0
-        return {1: (0, 0), 2: (24, 240), 4: (24, 112)}[self.CONSUMERS]
+        return {1: (0, 0), 2: (24, 240), 4: (24, 112)}[self.copies]
 
     @property
     def described(self) -> str:
@@ -190,6 +203,7 @@ class DequantizedConfig(NamedTuple):
         parts = [f"{self.BATCH} rows by {COLUMNS * self.CONSUMERS} columns, depth {self.DEPTH}, {self.STAGES} stages"]
         parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
         parts += [f"{self.SLICES} slices"] if self.SLICES > 1 else []
+        parts += ["widened ahead"] if self.AHEAD else []
         parts += ["by warps"] if self.WARPS == 1 else []
         return ", ".join([*parts, "weights scaled" if self.SCALED else "sums scaled"])
 
@@ -207,9 +221,15 @@ class DequantizedConfig(NamedTuple):
             (self.SLICES in (1, 2, 4, 8), "1, 2, 4 or 8 consumers take turns at the stages"),
             # So that a consumer waits for every phase of the barriers of its stages.
             (self.STAGES % self.SLICES == 0, "every stage belongs to one of the consumers that take turns"),
-            (self.SLICES == 1 or self.WARPS == 1, "only warps take turns at the stages"),
-            (self.SPLIT in (1, 2, 4, 8), "1, 2, 4 or 8 CTAs share the depth"),
+            (self.WARPS == 1 or self.copies <= 4, "at most four warpgroups"),
+            (1 <= self.SPLIT <= 8, "1 to 8 CTAs share the depth"),
             (self.TYPE in (tl.bfloat16, tl.float16), "x is bfloat16 or float16"),
+            (
+                not self.AHEAD or (self.WARPS == 4 and not self.SCALED and self.groups == 1),
+                "what is widened ahead is of one group, and not scaled",
+            ),
+            (not self.AHEAD or self.STAGES >= 2 * self.SLICES, "two stages of a consumer are under way at once"),
+            (not self.AHEAD or self.copies <= 2, "two warpgroups at most have the registers to widen ahead"),
             (self.STAGES >= self.least_stages, "sums lie where the stages of x were: use more stages"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]

@@ -216,15 +216,9 @@ class WeightStages:
 @tilewright.jit
 def following(position, CONFIG: tl.constexpr):
     """The place in the ring of a consumer's next stage."""
-    if CONFIG.SLICES == 1:
-        result = position.next()
-    else:
-        stage = position.stage + CONFIG.SLICES
-        around = stage == CONFIG.STAGES + position.first
-        result = StagePlace(
-            tl.where(around, position.first, stage), position.parity ^ around.to(tl.int32), position.first
-        )
-    return result
+    stage = position.stage + CONFIG.SLICES
+    around = stage == CONFIG.STAGES + position.first
+    return StagePlace(tl.where(around, position.first, stage), position.parity ^ around.to(tl.int32), position.first)
 
 
 @tilewright.jit
@@ -262,8 +256,57 @@ def warpgroup_sums(position, block, total, memory, part, CONFIG: tl.constexpr):
             if CONFIG.SCALED:
                 total = tx.wgmma_wait(sums)
             else:
-                total += tx.wgmma_wait(sums) * scale[GROUP].load().to(tl.float32)[:, None]
+                factors = scale[GROUP].load().to(tl.float32)[:, None]  # while the products are under way
+                total += tx.wgmma_wait(sums) * factors
     memory.ring.empty[position.stage].arrive()
+    return total
+
+
+@tilewright.jit
+def start_stage(position, block, memory, part, CONFIG: tl.constexpr):
+    """The products of a stage, under way."""
+    LINES: tl.constexpr = CONFIG.lines // CONFIG.pieces
+    memory.ring.weights[position.stage].wait(position.parity)
+    packed, scale, centre = stage_of(position, block, memory, CONFIG)
+    for piece in tl.static_range(CONFIG.pieces):
+        left = widened(packed.slice(piece * LINES, LINES), scale, centre, part.low, CONFIG)
+        right = memory.rows[position.stage].T.slice(piece * 64, 64, 0)
+        if piece == 0:
+            memory.ring.rows[position.stage].wait(position.parity)
+            sums = tx.wgmma(left, right)
+        else:
+            sums = tx.wgmma(left, right, sums)
+    return sums
+
+
+@tilewright.jit
+def finish_stage(sums, position, block, total, memory, part, UNDER_WAY: tl.constexpr, CONFIG: tl.constexpr):
+    """`total` and the products of a stage, which is released; so many stages after it are under way."""
+    packed, scale, centre = stage_of(position, block, memory, CONFIG)
+    factors = scale[0].load().to(tl.float32)[:, None]
+    total += tx.wgmma_wait(sums, outstanding=UNDER_WAY * CONFIG.pieces) * factors
+    memory.ring.empty[position.stage].arrive()
+    return total
+
+
+@tilewright.jit
+def sums_under_way(position, block, stages, total, memory, part, CONFIG: tl.constexpr):
+    """`total` and the products of all stages; a stage is widened while the one in front is multiplied."""
+    first, place = start_stage(position, block, memory, part, CONFIG), position
+    for _ in range((stages - 1) // 2):
+        next = following(place, CONFIG)
+        second = start_stage(next, block, memory, part, CONFIG)
+        total = finish_stage(first, place, block, total, memory, part, 1, CONFIG)
+        place = following(next, CONFIG)
+        first = start_stage(place, block, memory, part, CONFIG)
+        total = finish_stage(second, next, block, total, memory, part, 1, CONFIG)
+    if stages % 2 == 0:
+        next = following(place, CONFIG)
+        second = start_stage(next, block, memory, part, CONFIG)
+        total = finish_stage(first, place, block, total, memory, part, 1, CONFIG)
+        total = finish_stage(second, next, block, total, memory, part, 0, CONFIG)
+    else:
+        total = finish_stage(first, place, block, total, memory, part, 0, CONFIG)
     return total
 
 
@@ -315,11 +358,13 @@ def sums_of_columns(copy, memory, part, CONFIG: tl.constexpr):
     """The sums [64, BATCH] of a consumer's columns over its stages."""
     total = tl.zeros((64, CONFIG.BATCH), tl.float32)
     block, stages = copy, part.blocks
-    position = tx.consumer_start(CONFIG.STAGES)
+    slice = copy * 0
     if CONFIG.SLICES > 1:
         block, slice = copy % CONFIG.CONSUMERS, copy // CONFIG.CONSUMERS
         stages = (stages - slice + CONFIG.SLICES - 1) // CONFIG.SLICES
-        position = StagePlace(slice, slice * 0, slice)
+    position = StagePlace(slice, slice * 0, slice)
+    if CONFIG.AHEAD:
+        return sums_under_way(position, block, stages, total, memory, part, CONFIG)
     for _ in range(stages):
         if CONFIG.WARPS == 4:
             total = warpgroup_sums(position, block, total, memory, part, CONFIG)
@@ -349,46 +394,53 @@ def synchronise(CONFIG: tl.constexpr):
 
 
 @tilewright.jit
+def all_sums(sums, block, first, begin, CONFIG: tl.constexpr):
+    """Columns of a block from `begin` on, of the rows that one of the consumers that share them stores: the sums of
+    those, and of all CTAs that share the depth."""
+    ROWS: tl.constexpr = CONFIG.BATCH // CONFIG.SLICES
+    value = tl.zeros((ROWS, CONFIG.loaded_columns), tl.float32)
+    for peer in tl.static_range(CONFIG.SPLIT):
+        for slice in tl.static_range(CONFIG.SLICES):
+            own = sums[block + slice * CONFIG.CONSUMERS].slice(first, ROWS).slice(begin, CONFIG.loaded_columns, 1)
+            if CONFIG.SPLIT > 1:
+                own = own.remote(peer)
+            value += own.load()
+    return value
+
+
+@tilewright.jit
 def multiply(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
     """The multiplying role. Sums become rows through shared memory; of those that consumers share each adds and stores
-    a part of the rows, of those that CTAs share each a part of the columns."""
+    a part of the rows, of those that CTAs share each a part of the columns.  Columns of both halves that a gate makes
+    one of are half a block apart."""
     ROWS: tl.constexpr = CONFIG.BATCH // CONFIG.SLICES
     total = sums_of_columns(copy, memory, part, CONFIG)
     synchronise(CONFIG)  # the sums reuse the memory of x's stages
     sums[copy].T.store(total)
-    row, column = part.row, part.column + copy
-    mine = sums[copy]
     if CONFIG.SLICES > 1:
         synchronise(CONFIG)
-        block, first = copy % CONFIG.CONSUMERS, copy // CONFIG.CONSUMERS * ROWS
-        row, column = row + first, part.column + block
-        mine = sums[block].slice(first, ROWS)
-        value = mine.load()
-        for slice in tl.static_range(1, CONFIG.SLICES):
-            value += sums[block + slice * CONFIG.CONSUMERS].slice(first, ROWS).load()
-        if CONFIG.SPLIT > 1:
-            tx.group_sync()
-            mine.store(value)
-    elif CONFIG.SPLIT == 1:
+    else:
         tx.group_sync()
-        value = mine.load()
-    column = column * COLUMNS
+    block, first = copy % CONFIG.CONSUMERS, copy // CONFIG.CONSUMERS * ROWS
+    row, column = part.row + first, (part.column + block) * CONFIG.block_columns
+    begin = part.rank % CONFIG.storing * CONFIG.loaded_columns
     if CONFIG.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
-        begin = part.rank * CONFIG.stored_columns
-        mine = mine.slice(begin, CONFIG.stored_columns, 1)
-        value = mine.remote(0).load()
-        for peer in tl.static_range(1, CONFIG.SPLIT):
-            value += mine.remote(peer).load()
-        column += begin
+    value = all_sums(sums, block, first, begin, CONFIG)
+    if CONFIG.GATE is not None:
+        value = CONFIG.GATE(value, all_sums(sums, block, first, COLUMNS // 2 + begin, CONFIG))
+    column += begin
+    if CONFIG.storing < CONFIG.SPLIT:
+        row = tl.where(part.rank < CONFIG.storing, row, M)  # the others store nothing
     store(value, out, row, column, M, N, extra, CONFIG)
 
 
 @tilewright.jit
 def dequantized_matmul(x: tx.tensor_map, w: tx.tensor_map, scales: tx.tensor_map, zeros: tx.tensor_map, out, M, N, K,
                        *extra, CONFIG: tl.constexpr):  # fmt: skip
-    """out[M, N] = EPILOGUE(x[M, K] @ numbers[N, K]^T), as `CONFIG` says.
+    """out[M, N] = EPILOGUE(x[M, K] @ numbers[N, K]^T), as `CONFIG` says; with a gate of 2 N columns, in blocks of 32 of
+    the left and as many of the right half.
 
     Of x's map tiles are `CONFIG.x_block`, of the packed weights' [N / 64][lines][256] `CONFIG.codes_block`, of those of
     scales and zero points [N / 64][groups][64] (any map where there are none) `CONFIG.scales_block`.  Grid:
