@@ -494,6 +494,11 @@ def upper_bound(value: Size) -> int:
     return _bounds(value)[1]
 
 
+def fits_32_bits(size: Size) -> bool:
+    """Whether a size can never reach 2^31, so that places are signed numbers of 32 bits."""
+    return upper_bound(size) < 2**31
+
+
 def free_symbols(value: Size) -> set[Symbol]:
     """All symbols in an expression."""
     return set() if isinstance(value, int) else set(value._free)

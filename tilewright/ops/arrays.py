@@ -80,6 +80,14 @@ def view(value: Any, name: str) -> ArrayView:
     return ArrayView(value, address, element.element, shape, strides, place)
 
 
+def float_view(value: Any, name: str) -> ArrayView:
+    """The same of an array of floats of 16 or 32 bits; raises `LaunchError` for others."""
+    found = view(value, name)
+    if found.element not in FLOATS:
+        raise LaunchError(f"{name} must be float32, float16 or bfloat16, got {found.element.name}")
+    return found
+
+
 def _strides(value: Any) -> tuple[int, ...]:
     if callable(getattr(value, "stride", None)):  # PyTorch
         return tuple(value.stride())

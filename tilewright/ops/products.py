@@ -147,12 +147,6 @@ def _has_rows_apart(found: ArrayView) -> bool:
     return (step == 1 or columns == 1) and (rows == 1 or distance == 0 or distance >= columns)
 
 
-def _same_kind(found: ArrayView, name: str) -> ArrayView:
-    if found.element not in arrays.FLOATS:
-        raise LaunchError(f"{name} must be float32, float16 or bfloat16, got {found.element.name}")
-    return found
-
-
 def epilogue_of(
     arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, integers: bool = False
 ) -> tuple[EpilogueParts, tuple[Any, ...]]:
@@ -175,11 +169,11 @@ def epilogue_of(
     if arguments.get("gate") and (columns % 16 or any(arguments.get(name) is not None for name in _BESIDES_GATE)):
         raise LaunchError("gate= takes columns in multiples of 16, and nothing else with it but out")
     if arguments.get("bias") is not None:
-        given["bias"] = _same_kind(arrays.view(arguments["bias"], "bias"), "bias")
+        given["bias"] = arrays.float_view(arguments["bias"], "bias")
         if given["bias"].shape != (columns,) or not given["bias"].contiguous:
             raise LaunchError(f"bias must be contiguous of shape [{columns}], got {given['bias'].described}")
     if arguments.get("residual") is not None:
-        found = _same_kind(arrays.view(arguments["residual"], "residual"), "residual")
+        found = arrays.float_view(arguments["residual"], "residual")
         if found.shape != tuple(arguments["shape"]):
             raise LaunchError(
                 f"residual must have the result's shape {list(arguments['shape'])}, got {found.described}"

@@ -41,12 +41,6 @@ def _rows_of(found: ArrayView, name: str) -> tuple[int, int, int]:
     return rows, columns, stride
 
 
-def _float(found: ArrayView, name: str) -> ArrayView:
-    if found.element not in arrays.FLOATS:
-        raise LaunchError(f"{name} must be float32, float16 or bfloat16, got {found.element.name}")
-    return found
-
-
 def _options(config: RowConfig, rows: int, columns: int, machine: Machine) -> dict[str, Any]:
     options = {"BLOCK": config.block, "num_warps": machine.warps(config.threads)}
     if config.long:
@@ -60,10 +54,8 @@ def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
 
     Computed in float32; `out` has the shape of `x` and any of the three types.  Raises `LaunchError`.
     """
-    source = _float(arrays.view(x, "x"), "x")
-    target = _float(
-        arrays.view(arrays.empty(source, source.shape, source.element) if out is None else out, "out"), "out"
-    )
+    source = arrays.float_view(x, "x")
+    target = arrays.float_view(arrays.empty(source, source.shape, source.element) if out is None else out, "out")
     if target.shape != source.shape:
         raise LaunchError(f"out must have the shape {list(source.shape)}")
     place = arrays.common_place([source, target], "softmax")
@@ -102,22 +94,20 @@ def rms_norm(
 def _normalize(
     x: Any, weight: Any, bias: Any, epsilon: float, residual: Any, return_sum: bool, out: Any, center: bool
 ) -> Any:
-    source = _float(arrays.view(x, "x"), "x")
-    target = _float(
-        arrays.view(arrays.empty(source, source.shape, source.element) if out is None else out, "out"), "out"
-    )
+    source = arrays.float_view(x, "x")
+    target = arrays.float_view(arrays.empty(source, source.shape, source.element) if out is None else out, "out")
     rows, columns, stride = _rows_of(source, "x")
     out_stride = _rows_of(target, "out")[2]
     present = [source, target]
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
-            found = _float(arrays.view(value, name), name)
+            found = arrays.float_view(value, name)
             if found.shape != (columns,) or not found.contiguous:
                 raise LaunchError(f"{name} must be contiguous of shape [{columns}], got {found.described}")
             present.append(found)
     residual_stride = 0
     if residual is not None:
-        found = _float(arrays.view(residual, "residual"), "residual")
+        found = arrays.float_view(residual, "residual")
         if found.shape != source.shape:
             raise LaunchError(f"residual must have the shape {list(source.shape)}, got {list(found.shape)}")
         residual_stride = _rows_of(found, "residual")[2]

@@ -22,7 +22,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
-from tilewright.symbolic import Size, lift, product, simplify, upper_bound
+from tilewright.symbolic import fits_32_bits, lift, product, simplify
 
 _POOLS = ("max_pool", "average_pool")
 
@@ -67,15 +67,10 @@ def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None
     if not all(isinstance(extent, int) for extent in w.shape) or all(extent == 1 for extent in node.output.shape[2:]):
         return None
-    if not all(_fits_32_bits(product(value.shape[1:])) for value in (x, node.output)):
+    if not all(fits_32_bits(product(value.shape[1:])) for value in (x, node.output)):
         return None
     rewriter.remark(f"{node.op} %{node.output.name} stays channels-first")
     return rewriter.op("conv", node.inputs, **{**node.attributes, "layout": "planes"})
-
-
-def _fits_32_bits(elements: Size) -> bool:
-    """Whether places among the elements of an image are numbers of 32 bits, as kernels count them."""
-    return upper_bound(elements) < 2**31
 
 
 def pools_of_volumes(graph: Graph, kernels: KernelFacts) -> Graph:
@@ -94,7 +89,7 @@ def _of_volumes(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Va
     (x,) = node.inputs
     if x is None or x.rank != 5 or node.attributes["layout"] != "NCHW" or _is_separate(node, kernels):
         return None
-    if not _fits_32_bits(product(x.shape[2:])):
+    if not fits_32_bits(product(x.shape[2:])):
         return None
     planes = simplify(lift(x.shape[0]) * x.shape[1])
     volumes = rewriter.op("reshape", [x], shape=(planes, *x.shape[2:], 1))

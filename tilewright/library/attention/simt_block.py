@@ -16,13 +16,13 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import fits_32_bits, next_power_of_2
+from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.index import Index, flatten
 from tilewright.library.generated.slot_functions import moved_coordinates, place_function
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.generated.trace import ExpressionTracer, Load, axes_of
 from tilewright.library.packing import lines_recipe
-from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.symbolic import Size, fits_32_bits, lift, product, simplify
 from tilewright.targets.base import Target
 
 _SMALLEST = 16  # rows, columns and depth of an instruction

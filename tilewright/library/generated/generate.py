@@ -587,8 +587,3 @@ def _long_side(short: int, extent: Size, total: int, loops: WorkSharing) -> int:
 def next_power_of_2(number: int) -> int:
     """The least power of two that is not below a number."""
     return 1 << max(0, number - 1).bit_length()
-
-
-def fits_32_bits(size: Size) -> bool:
-    """Whether a size can never reach 2^31."""
-    return upper_bound(size) < 2**31
