@@ -226,6 +226,26 @@ def test_damaged_safetensors_are_refused(tmp_path: Path, rng: np.random.Generato
     assert refused > 100
 
 
+def _file(path: Path, dtype: str, size: int) -> Path:
+    header = json.dumps({"a.weight": {"dtype": dtype, "shape": [2, 4], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(48, 48 + size)))
+    return path
+
+
+def test_every_element_type_of_the_format_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    bits = {"BOOL": 8, "BF16": 16, **{f"{kind}{size}": size for kind in "IU" for size in (8, 16, 32, 64)}}
+    bits |= {"F16": 16, "F32": 32, "F64": 64}
+    bits |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+    for dtype, size in bits.items():
+        (data,) = read_safetensors(_file(tmp_path / "x.safetensors", dtype, size)).values()
+        assert data.shape == (2, 4) and data.nbytes == size
+    scales = read_safetensors(_file(tmp_path / "x.safetensors", "F8_E8M0", 8))["a.weight"]
+    assert np.array_equal(scales.astype(np.float64).ravel(), np.exp2(np.arange(48, 56) - 127.0))
+    for dtype, advice in (("F4", "U8"), ("F6_E2M3", "F8_E4M3"), ("F6_E3M2", "F8_E5M2"), ("C64", "F32"), ("X", "BOOL")):
+        with pytest.raises(ImportModelError, match=f"a.weight has elements of '{dtype}', which.*{advice}"):
+            read_safetensors(_file(tmp_path / "x.safetensors", dtype, 8))
+
+
 @pytest.mark.parametrize(
     "key",
     "hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings vocab_size "

@@ -110,6 +110,11 @@ def test_products_of_packed_weights(depth: int, block: int, rng: np.random.Gener
     own("MatMulNBits", x + constants(w=packed, s=scales), weight_prepacked=0, **options)  # as ONNX Runtime saves it
     own("MatMulNBits", x + constants(w=packed, s=scales, z=zeros), **options)
     own("MatMulNBits", x + constants(w=packed, s=scales, z=zeros), accuracy_level=4, **options)  # x as bytes
+    whole = np.arange(blocks * block, dtype=np.int32) // block
+    anywhere, skewed = rng.integers(0, blocks, depth), np.where(rng.random(depth) < 0.9, 0, blocks - 1)
+    # ONNX Runtime leaves out zero points that come with `g_idx`.
+    for places in (whole, whole[:depth], rng.permutation(whole), anywhere, skewed):
+        own("MatMulNBits", x + constants(w=packed, s=scales) + [NONE] + constants(g=places.astype(np.int32)), **options)
 
 
 def test_norms_behind_sums(rng: np.random.Generator) -> None:

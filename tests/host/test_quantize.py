@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 import tilewright
+from tilewright.cli.main import application
 from tilewright.errors import InputError, ShapeError
 from tilewright.quant.observers import OBSERVERS, Histogram, affine
 
@@ -206,3 +208,22 @@ def test_unknown_scheme_and_observer(model: Path) -> None:
         tilewright.quantize(model, scheme="int7")
     with pytest.raises(InputError, match="unknown observer 'max'"):
         tilewright.quantize(model, observer="max")
+
+
+@pytest.mark.parametrize("scheme", ["int4-weights", "int8-weights", "int8-dynamic", "fp8-dynamic", "int8"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_weights_that_are_not_finite(scheme: str, value: float, tmp_path: Path, rng: np.random.Generator) -> None:
+    weights = rng.standard_normal((256, 320)).astype(np.float32)
+    weights[3, 5] = value
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, size)) for name, size in (("x", 256), ("y", 320))
+    ]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w")])
+    model, output = tmp_path / "m.onnx", tmp_path / "m.engine"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(model))
+    data = [rng.standard_normal((3, 256)).astype(np.float32)] if scheme == "int8" else None
+    with pytest.raises(InputError, match=rf"weights w of the layer y.* have {value} at \[3, 5\].*--exclude y"):
+        tilewright.quantize(model, data, scheme)
+    found = CliRunner().invoke(application(), ["quantize", str(model), "--scheme", "int4-weights", "-o", str(output)])
+    assert found.exit_code != 0 and [item.name for item in tmp_path.iterdir()] == ["m.onnx"]

@@ -12,14 +12,20 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.host.llm_support import CASES, tokens_of
+from tilewright.dtypes import float32
 from tilewright.errors import ImportModelError, InputError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.reference import run_graph
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import reader_of
+from tilewright.importers.quantized_weights import QuantizedMatrix, in_runs, multiply, place_not_finite
 from tilewright.llm.model import Chunk, Model, step_graph
 from tilewright.llm.step import Limits
 from tilewright.targets.registry import get_target
 
 ROWS, COLUMNS, GROUP = 48, 96, 32
+EIGHTS = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu)
 LIMITS = Limits(page=8, tokens=16, sequences=2, length=32)
 
 
@@ -273,3 +279,79 @@ def test_what_does_not_fit_names_tensor_and_key(tmp_path: Path, rng: np.random.G
     bad, _ = gptq(rng, ROWS, COLUMNS)
     bad["g_idx"] = np.zeros(COLUMNS, np.int32)
     assert "l.g_idx does not put 96 inputs into 3 equal groups" in refusal(bad, FORMATS["gptq"][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("gptq", "scales"), ("awq", "scales"), ("w4a16", "weight_scale"), ("w8a8", "weight_scale"),
+     ("nvfp4", "weight_scale"), ("block-fp8", "weight_scale_inv"), ("block-fp8", "weight"),
+     ("w8a8-fp8", "weight_scale")],
+)  # fmt: skip
+def test_numbers_that_are_not_finite(name: str, tensor: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    make, settings = FORMATS[name]
+    for value in (np.nan, np.inf):
+        tensors, _ = make(rng, ROWS, COLUMNS)
+        bad = tensors[tensor].copy()
+        place = tuple(int(rng.integers(size)) for size in bad.shape)
+        bad[place] = value  # e4m3 has no infinity: NaN
+        written = {f"l.{key}": data for key, data in {**tensors, tensor: bad}.items()}
+        read = reader_of(Checkpoint(write(tmp_path, written, quantization_config=settings)))
+        assert read is not None
+        with pytest.raises(ImportModelError, match=rf"l\.{tensor} is (nan|inf) at \[{', '.join(map(str, place))}\]"):
+            read("l", ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["block-fp8", "w8a8-fp8"])
+def test_scales_that_are_powers_of_two(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    make, settings = FORMATS[name]
+    tensors, _ = make(rng, ROWS, COLUMNS)
+    key = "weight_scale_inv" if name == "block-fp8" else "weight_scale"
+    exponents = rng.integers(-20, 20, tensors[key].shape)
+    numbers = []
+    for dtype in (np.float32, ml_dtypes.float8_e8m0fnu):
+        stored = np.exp2(exponents).astype(dtype)
+        written = {f"l.{part}": data for part, data in {**tensors, key: stored}.items()}
+        read = reader_of(Checkpoint(write(tmp_path, written, quantization_config=settings)))
+        assert read is not None
+        found = read("l", ROWS, COLUMNS)
+        assert found is not None and found.matrix.scales.dtype == np.float32
+        numbers.append(found.matrix.numbers())
+    assert np.array_equal(*numbers)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, *EIGHTS])
+def test_place_of_what_is_not_finite(dtype: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.importers.quantized_weights._AT_ONCE", 7)
+    for shape in ((), (0, 3), (5,), (4, 9), (3, 2, 5)):
+        data = np.asarray(np.exp2(rng.integers(-2, 3, shape)), dtype)
+        assert place_not_finite(data) is None
+        if data.size:
+            place = np.unravel_index(int(rng.integers(data.size)), shape)
+            data[place] = np.nan
+            assert place_not_finite(data) == place
+            assert place_not_finite(data.T) == place[::-1]
+    assert place_not_finite(np.ones(3, np.int8)) is None
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_groups_of_any_sizes(seed: int) -> None:
+    """Element k of the depth has the scale of group places[k]."""
+    rng = np.random.default_rng(seed)
+    depth, size, rows = int(rng.choice([1, 7, 32, 70, 96, 130])), int(rng.choice([16, 32])), int(rng.choice([1, 5]))
+    groups = -(-depth // size)
+    places = (
+        np.arange(depth) // size, rng.permutation(np.arange(groups * size) // size)[:depth],
+        rng.integers(0, groups, depth), np.zeros(depth, np.int64),
+    )[seed % 4]  # fmt: skip
+    codes = rng.integers(0, 16, (rows, groups * size)).astype(np.uint8)
+    scales, zeros = rng.uniform(0.01, 0.1, (rows, groups)), rng.integers(0, 16, (rows, groups)).astype(np.uint8)
+    found = in_runs(QuantizedMatrix(codes, scales.astype(np.float32), zeros, depth=depth), places, size)
+    wanted = (codes[:, :depth] - zeros[:, places].astype(np.float64)) * scales.astype(np.float32)[:, places]
+    assert np.array_equal(found.numbers(), wanted.astype(np.float32))
+    assert found.codes.shape[1] <= depth + groups * size
+    builder = GraphBuilder("product")
+    x = builder.input("x", float32, (3, depth))
+    builder.output(multiply(Emitter(builder), x, found, "w"), "y")
+    data = rng.standard_normal((3, depth)).astype(np.float32)
+    (result,) = run_graph(builder.finish(), [data], {}).values()
+    np.testing.assert_allclose(result, data @ wanted.T.astype(np.float32), rtol=1e-5, atol=1e-5)

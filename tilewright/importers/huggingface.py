@@ -33,10 +33,19 @@ _DTYPES: dict[str, DType] = {
     "U64": dtypes.uint64,
     "F8_E4M3": dtypes.float8e4nv,
     "F8_E5M2": dtypes.float8e5,
+    "F8_E4M3FNUZ": dtypes.float8e4b8,
+    "F8_E5M2FNUZ": dtypes.float8e5b16,
+    "F8_E8M0": dtypes.float8e8,
     "F16": dtypes.float16,
     "BF16": dtypes.bfloat16,
     "F32": dtypes.float32,
     "F64": dtypes.float64,
+}
+_NOT_READ = {  # other types of the format, and what to do
+    "F4": "store pairs of them as U8, as compressed-tensors does (nvfp4-pack-quantized)",
+    "F6_E2M3": "store them as F8_E4M3, which has all of their numbers",
+    "F6_E3M2": "store them as F8_E5M2, which has all of their numbers",
+    "C64": "store real and imaginary parts as F32",
 }
 _STORED = {dtype.numpy: name for name, dtype in _DTYPES.items()}
 # Graph ops and their attributes, by the names of activations in config.json.
@@ -73,10 +82,20 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         header = json.loads(data[8 : 8 + length])
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        for name, entry in entries.items():
+            _check_type(path, name, entry["dtype"])
         return {name: _tensor(data, 8 + length, entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         text = f"{type(error).__name__}: {error}"[:300]
         raise ImportModelError(f"{path}: damaged safetensors file ({text}); fetch it again") from error
+
+
+def _check_type(path: Path, name: str, dtype: Any) -> None:
+    """Raise `ImportModelError` for a tensor of a type that is not read."""
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        known = dtype if isinstance(dtype, str) else ""
+        advice = _NOT_READ.get(known, f"those that are: {', '.join(_DTYPES)}")
+        raise ImportModelError(f"{path}: {name} has elements of {repr(dtype)[:40]}, which are not read here; {advice}")
 
 
 def stored_type(dtype: np.dtype) -> str:

@@ -28,10 +28,11 @@ import numpy as np
 
 from tilewright.errors import ImportModelError
 from tilewright.importers.huggingface import Checkpoint
-from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, of_bits, unpacked_bits
+from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, of_bits, place_not_finite, unpacked_bits
 
 KEY = "quantization_config"
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each of the eight places of a word holds
+_POWER_OF_TWO = np.dtype(ml_dtypes.float8_e8m0fnu)
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _ACTIVATION_NAMES = ("input_scale", "input_zero_point", "output_scale", "input_global_scale")
 _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
@@ -94,11 +95,20 @@ class _Settings:
         return self.checkpoint.has(name)
 
     def take(self, name: str, shape: tuple[int, ...], setting: str, kinds: str = "iu") -> np.ndarray:
-        """A tensor, whose shape follows from the setting `setting`."""
+        """A tensor, whose shape follows from the setting `setting`; powers of two (e8m0) as float32.
+
+        Raises `ImportModelError` also for numbers that are not finite.
+        """
         found = self.checkpoint.take_stored(name, shape, f"{KEY}: {setting}")
         if found.dtype.kind not in kinds:
             raise ImportModelError(f"{self.checkpoint.folder}: {name} has elements of {found.dtype} ({KEY}: {setting})")
-        return np.ascontiguousarray(found)
+        place = place_not_finite(found)
+        if place is not None:
+            raise ImportModelError(
+                f"{self.checkpoint.folder}: {name} is {found[place]} at {list(place)} ({KEY}: {setting}); fetch the "
+                "file again, or quantize the model anew"
+            )
+        return np.ascontiguousarray(found.astype(np.float32) if found.dtype == _POWER_OF_TWO else found)
 
     def skip(self, path: str, *names: str) -> None:
         """Tensors of a layer that say nothing about its weights."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.dtypes import float32, int4, int8, uint4
+from tilewright.dtypes import bfloat16, float16, float32, from_numpy, int4, int8, uint4
 from tilewright.graph.core import Value
 from tilewright.graph.quantization import numbers_of
 from tilewright.importers.emitter import Emitter
@@ -48,6 +48,30 @@ class QuantizedMatrix:
         return replace(
             self, codes=self.codes[order], scales=self.scales[order], zeros=parts[0], offsets=parts[1]
         )  # fmt: skip
+
+
+_AT_ONCE = 1 << 22  # elements that are looked at, so that the answers of large weights take little memory
+_EXPONENTS = {float16: 0x7C00, bfloat16: 0x7F80}  # of 16 bits: all of them are set where a number is not finite
+
+
+def place_not_finite(data: np.ndarray) -> tuple[int, ...] | None:
+    """Where the first number that is infinite or not a number is; None where all are finite."""
+    dtype = from_numpy(data.dtype)
+    flat = np.ascontiguousarray(data).reshape(-1)
+    if not dtype.is_float:
+        return None
+    for begin in range(0, flat.size, _AT_ONCE):
+        part = flat[begin : begin + _AT_ONCE]
+        if dtype in _EXPONENTS:
+            mask = np.uint16(_EXPONENTS[dtype])
+            bad = (part.view(np.uint16) & mask) == mask
+        elif dtype.bits == 8:
+            bad = ~np.isfinite(np.arange(256, dtype=np.uint8).view(data.dtype))[part.view(np.uint8)]
+        else:
+            bad = ~np.isfinite(part)
+        if bad.any():
+            return tuple(map(int, np.unravel_index(begin + int(bad.argmax()), data.shape)))
+    return None
 
 
 def multiply(emit: Emitter, x: Value, matrix: QuantizedMatrix, name: str) -> Value:
@@ -126,3 +150,21 @@ def in_groups(matrix: QuantizedMatrix, places: np.ndarray) -> QuantizedMatrix | 
         return matrix
     order = np.argsort(places, kind="stable")
     return replace(matrix, codes=np.ascontiguousarray(matrix.codes[:, order]), order=order)
+
+
+def in_runs(matrix: QuantizedMatrix, places: np.ndarray, size: int) -> QuantizedMatrix:
+    """The matrix whose element k of the depth has the scale of group places[k], for groups of any sizes: each is cut
+    into runs of `size`, with an order in which what fills up the last run is a zero that rows are padded with."""
+    depth = len(places)
+    if (places == np.arange(depth) // size).all():
+        return matrix
+    taken, groups = [], []
+    for group in np.unique(places):
+        members = np.flatnonzero(places == group)
+        taken.append(np.pad(members, (0, -len(members) % size), constant_values=depth))
+        groups += [int(group)] * (len(taken[-1]) // size)
+    order = np.concatenate(taken)
+    codes = np.ascontiguousarray(matrix.codes[:, np.minimum(order, depth - 1)])
+    zeros = None if matrix.zeros is None else np.ascontiguousarray(matrix.zeros[:, groups])
+    scales = np.ascontiguousarray(matrix.scales[:, groups])
+    return QuantizedMatrix(codes, scales, zeros, order, depth)

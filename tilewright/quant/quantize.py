@@ -20,6 +20,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.importers import import_model
+from tilewright.importers.quantized_weights import place_not_finite
 from tilewright.quant.calibration import Sample, samples_of
 from tilewright.quant.layers import (
     GROUPS,
@@ -158,6 +159,7 @@ def _studied(
 ) -> tuple[Graph, list[Layer], dict[str, Moments]]:  # fmt: skip
     """The graph that is to be rounded, its layers, and the moments of their inputs over the samples."""
     layers = _layers_without(exclude, graph, scheme, kernels)
+    _check_weights(graph, {layer.name for layer in layers})
     moments = collect(graph, layers, samples, method in (GPTQ, AWQ), progress)
     if method == SMOOTH:
         names = {layer.name for layer in layers if layer.op == "matmul"}
@@ -174,6 +176,20 @@ def _layers_without(exclude: Sequence[str], graph: Graph, scheme: str, kernels: 
     if unknown:
         raise InputError(f"no quantized layer is called {unknown[0]!r}: there are {', '.join(i.name for i in layers)}")
     return [layer for layer in layers if layer.name not in exclude]
+
+
+def _check_weights(graph: Graph, names: set[str]) -> None:
+    """Raise `InputError` where weights of these layers are infinite or not a number: rounding would hide it."""
+    for node in graph.nodes:
+        weights = node.inputs[1] if node.op in ("matmul", "conv") and name_of(node) in names else None
+        place = None if weights is None else place_not_finite(graph.constants[weights])
+        if weights is not None and place is not None:
+            source = f" ({node.source})" if node.source else ""
+            raise InputError(
+                f"the weights {weights.name} of the layer {name_of(node)}{source} have "
+                f"{graph.constants[weights][place]} at {list(place)}, which no integer stands for; mend the model, or "
+                f"leave the layer in floats (--exclude {name_of(node)})"
+            )
 
 
 def _remarks(

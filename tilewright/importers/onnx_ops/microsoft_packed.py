@@ -9,7 +9,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.indexing import from_front
 from tilewright.importers.onnx_ops.quantized import along
-from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply, of_bits, unpacked_bits
+from tilewright.importers.quantized_weights import QuantizedMatrix, in_runs, multiply, of_bits, unpacked_bits
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lift, simplify
@@ -112,10 +112,13 @@ def _known_matrix(call: OnnxCall, depth: int, columns: int, block: int, bits: in
     matrix = QuantizedMatrix(filled, scale.reshape(columns, blocks), np.ascontiguousarray(zeros), depth=depth)
     if places is None:
         return matrix
-    found = in_groups(matrix, places.reshape(-1).astype(np.int64)) if places.size == blocks * block else None
-    if found is None:
-        raise Unsupported("groups of different sizes in `g_idx`", "quantize without act order")
-    return found
+    groups = places.reshape(-1).astype(np.int64)
+    if len(groups) not in (depth, blocks * block) or (groups < 0).any() or (groups >= blocks).any():
+        raise Invalid(
+            f"`g_idx` has {len(groups)} entries from {groups.min(initial=0)} to {groups.max(initial=0)}; expected "
+            f"{depth} or {blocks * block} from 0 to {blocks - 1}"
+        )
+    return in_runs(matrix, groups[:depth], block)
 
 
 def unpacked(call: OnnxCall, x: Value, bits: int) -> Value:
