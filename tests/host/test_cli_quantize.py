@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import tilewright
@@ -48,3 +50,40 @@ def test_nothing_is_written_when_data_is_bad(model: Path, tmp_path: Path, kind: 
     done = command(model, "--data", path, "-o", engine)
     assert done.exit_code != 0 and isinstance(done.exception, InputError) and str(path) in str(done.exception)
     assert not engine.exists() and not [item for item in tmp_path.iterdir() if "engine" in item.name]
+
+
+def test_what_is_given_and_not_read(model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Labels, which `build --precision auto` reads, and an observer of ranges where there are none."""
+    data, engine = tmp_path / "data", tmp_path / "net.engine"
+    data.mkdir()
+    for number, x in enumerate(samples(rng, 2)):
+        np.savez(data / f"{number}.npz", x=x, label=np.array([number]))
+    stacked = tmp_path / "stacked.npz"
+    np.savez(stacked, x=np.stack(samples(rng, 2)), label=np.zeros((2, 1), np.int64))
+    for path in (data, stacked):
+        done = command(model, "--data", path, "-o", engine)
+        assert done.exit_code == 0 and "`label` is not read" in done.output, done.output
+    done = command(model, "--scheme", "int8-dynamic", "--observer", "entropy", "-o", engine)
+    assert "observer entropy is not used" in done.output and "label" not in done.output
+    done = command(model, "--data", data, "--observer", "mse", "-o", engine)
+    assert "observer" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("cuda:sm_90a", "by float16 and bfloat16"), ("cuda:sm_80", "no kernels that read quantized weights"), ("cpu", "")],
+)
+def test_weights_that_are_stored_as_floats(target: str, reason: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    path = tmp_path / "net.onnx"
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, size)) for name, size in (("x", 256), ("y", 320))
+    ]
+    weights = numpy_helper.from_array(rng.standard_normal((256, 320)).astype(np.float32), "w")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    found = tilewright.quantize(path, scheme="int4-weights", target=target)
+    (row,) = found.layers
+    assert row.reason is None and (row.stored_as_floats or "").count(reason) > 0 or not reason
+    assert (row.stored_as_floats is None) == (not reason) == (found.engine.weight_bytes < 256 * 320)
+    done = command(path, "--scheme", "int4-weights", "--target", target, "-o", tmp_path / "net.engine")
+    assert ("weights stored as floats, of y: " in done.output) == bool(reason), done.output

@@ -74,3 +74,13 @@ def test_nvfp4(rng: np.random.Generator) -> None:
             encode_nvfp4(bad)
     with pytest.raises(InputError, match="unknown format 'mxfp5': choose one of mxfp8_e4m3"):
         encode_mx(np.zeros((1, 32)), "mxfp5")
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32), (3, 0), (0,)])
+def test_arrays_without_elements(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.float32)
+    for found, back, size in (
+        (encode_nvfp4(x), decode_nvfp4, 16), (encode_mx(x, "mxfp4"), decode_mx, 32)
+    ):  # fmt: skip
+        assert found.elements.shape == shape and found.scales.shape == (*shape[:-1], shape[-1] // size)
+        assert back(found).shape == shape

@@ -316,7 +316,7 @@ def test_scales_that_are_powers_of_two(name: str, tmp_path: Path, rng: np.random
         found = read("l", ROWS, COLUMNS)
         assert found is not None and found.matrix.scales.dtype == np.float32
         numbers.append(found.matrix.numbers())
-    assert np.array_equal(*numbers)
+    assert np.array_equal(numbers[0], numbers[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, *EIGHTS])

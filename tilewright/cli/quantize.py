@@ -136,11 +136,16 @@ def show(found: Quantization, path: Path) -> None:
     table = Table("layer", "op", "scheme", "range", "error", title=None)
     for row in found.layers:
         scheme = found.scheme if row.reason is None else "float"
+        scheme += ", stored as floats" if row.stored_as_floats else ""
         limits = "" if row.range is None else f"{row.range[0]:.4g} … {row.range[1]:.4g}"
         table.add_row(row.name, row.op, scheme, limits, row.reason or ("" if row.error is None else f"{row.error:.2%}"))
     console.print(table)
     for name, error in found.errors.items():
         console.print(f"output {name} differs by {error:.2%} (root mean square)")
+    floats = {row.name: row.stored_as_floats for row in found.layers if row.stored_as_floats}
+    for reason in dict.fromkeys(floats.values()):
+        names = [name for name, why in floats.items() if why == reason]
+        console.print(f"weights stored as floats, of {', '.join(names)}: {reason}")
     for remark in found.remarks:
         console.print(remark)
     console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {len(found.engine.plan.steps)} steps")

@@ -158,12 +158,12 @@ def in_runs(matrix: QuantizedMatrix, places: np.ndarray, size: int) -> Quantized
     depth = len(places)
     if (places == np.arange(depth) // size).all():
         return matrix
-    taken, groups = [], []
+    runs, groups = [], []
     for group in np.unique(places):
         members = np.flatnonzero(places == group)
-        taken.append(np.pad(members, (0, -len(members) % size), constant_values=depth))
-        groups += [int(group)] * (len(taken[-1]) // size)
-    order = np.concatenate(taken)
+        runs.append(np.pad(members, (0, -len(members) % size), constant_values=depth))
+        groups += [int(group)] * (len(runs[-1]) // size)
+    order = np.concatenate(runs)
     codes = np.ascontiguousarray(matrix.codes[:, np.minimum(order, depth - 1)])
     zeros = None if matrix.zeros is None else np.ascontiguousarray(matrix.zeros[:, groups])
     scales = np.ascontiguousarray(matrix.scales[:, groups])

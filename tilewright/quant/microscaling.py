@@ -87,7 +87,7 @@ def _in_blocks(x: np.ndarray, size: int) -> np.ndarray:
     """float64 [.., blocks, size]."""
     if not x.ndim or x.shape[-1] % size:
         raise InputError(f"the last dimension of {list(x.shape)} is no multiple of {size}")
-    return x.astype(np.float64).reshape(*x.shape[:-1], -1, size)
+    return x.astype(np.float64).reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def _rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from tilewright.build.builder import build
-from tilewright.dtypes import float8e4nv, float32, int8
+from tilewright.dtypes import float8e4nv, float32, from_numpy, int8
 from tilewright.engine.engine import Engine
 from tilewright.errors import InputError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.partition import is_staged
+from tilewright.graph.passes.weight_products import why_floats
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
 from tilewright.graph.rewrite import GraphRewriter
+from tilewright.graph.target_passes import TargetPasses
 from tilewright.importers import import_model
 from tilewright.importers.quantized_weights import place_not_finite
 from tilewright.quant.calibration import Sample, samples_of
@@ -39,6 +41,7 @@ from tilewright.quant.layers import (
     why_not,
     with_reasons,
 )
+from tilewright.quant.metrics import LABEL
 from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
 from tilewright.quant.rounding import AWQ, GPTQ, NEAREST, ROUNDING_METHODS, Moments, RoundedWeights
 from tilewright.quant.stored_rounding import rounded_once
@@ -51,16 +54,18 @@ from tilewright.quant.weights import (
     with_rounded_weights,
 )
 from tilewright.targets.base import Target
-from tilewright.targets.registry import for_kernels_of, get_targets
+from tilewright.targets.registry import for_kernels_of, get_targets, graph_passes
 
 Progress = Callable[[str, str, float], None]
+MINMAX = "minmax"  # the observer where none is given
 SMOOTH = "smooth"  # the method that moves magnitudes from inputs to weights
 
 
 @dataclass(frozen=True)
 class LayerReport:
     """What became of one product or convolution: `error` is the root mean square of what its result differs by, in
-    that of the result, on the first sample, for inputs without error; `reason` says why it stays in floats."""
+    that of the result, on the first sample, for inputs without error; `reason` says why it stays in floats, and
+    `stored_as_floats` why its weights, though rounded, are stored as floats."""
 
     name: str
     op: str
@@ -68,6 +73,7 @@ class LayerReport:
     range: Range | None = None
     error: float | None = None
     reason: str | None = None
+    stored_as_floats: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ def quantize(
     data: Any = None,
     scheme: str = STATIC,
     *,
-    observer: str = "minmax",
+    observer: str = MINMAX,
     method: str = NEAREST,
     group: int | None = None,
     correct_bias: bool = False,
@@ -122,16 +128,15 @@ def quantize(
     _check_method(scheme, method, group, correct_bias, data)
     report = progress or (lambda stage, item, seconds: None)
     graph = whole_graph(import_model(model, example_inputs, dynamic_shapes, trust=trust))
-    samples = [] if data is None else samples_of(data, graph)
+    samples = [] if data is None else samples_of(data, graph, extra_names=(LABEL,))
     plain = optimize(graph, passes)
     with_moments = method != NEAREST or correct_bias
     graph, layers, moments = _studied(plain, exclude, scheme, method, kernels, samples if with_moments else [], report)
     graph = with_reasons(graph, layers, exclude, scheme, kernels)
-    residuals = residuals_of(graph, {layer.name for layer in layers})
+    residuals = residuals_of(graph, names := {layer.name for layer in layers})
     ranges = calibrate(graph, [*layers, *residuals], samples, observer, report) if needs_data(scheme) else {}
     signed = int8 in kernels.narrow_types
     weights = _rounded(graph, layers, scheme, method, group, moments, report)
-    names = {layer.name for layer in layers}
     result = with_rounded_weights(graph, weights) if weights else quantized(graph, names, ranges, scheme, signed)
     if correct_bias:
         result = with_corrections(result, shifts_of(graph, layers, moments, _numbers_of(graph, weights, scheme)))
@@ -139,9 +144,10 @@ def quantize(
     engine = build(_with_remarks(result, remarks), targets, progress, source_of(model))
     engine.results_of = graph.results_of
     report("compare", "with the model in floats", 0.0)
-    rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights, kernels))
-    errors = _differences(plain, result, samples)
-    return Quantization(engine, scheme, rows, errors, remarks)
+    rows = _report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights, kernels)
+    rows = _with_storage(rows, graph, weights, graph_passes(targets))
+    errors, not_read = _differences(plain, result, samples), _not_read(samples, graph, scheme, observer)
+    return Quantization(engine, scheme, rows, errors, (*not_read, *remarks))
 
 
 def whole_graph(graph: Graph) -> Graph:
@@ -176,6 +182,27 @@ def _layers_without(exclude: Sequence[str], graph: Graph, scheme: str, kernels: 
     if unknown:
         raise InputError(f"no quantized layer is called {unknown[0]!r}: there are {', '.join(i.name for i in layers)}")
     return [layer for layer in layers if layer.name not in exclude]
+
+
+def _not_read(samples: Sequence[Sample], graph: Graph, scheme: str, observer: str) -> Iterator[str]:
+    """What was given and is not read."""
+    if LABEL not in {value.name for value in graph.inputs} and any(LABEL in sample for sample in samples):
+        yield f"the samples' `{LABEL}` is not read: only the metric top1 of the search for a precision has a use for it"
+    if observer != MINMAX and not needs_data(scheme):
+        yield f"the observer {observer} is not used: the scheme {scheme} takes no ranges from data"
+
+
+def _with_storage(
+    rows: Sequence[LayerReport], graph: Graph, weights: Mapping[str, RoundedWeights], passes: TargetPasses
+) -> tuple[LayerReport, ...]:  # fmt: skip
+    """The rows, with why rounded weights are stored as floats where the target's kernels do not read them."""
+    types = {name_of(node): node.inputs[0].dtype for node in graph.nodes if node.op == "matmul" and node.inputs[0]}
+    found = {}
+    for name, each in weights.items():
+        codes, scales, depth = each.matrix.codes, each.matrix.scales, each.matrix.codes.shape[1]
+        stored = (from_numpy(codes.dtype), from_numpy(scales.dtype))
+        found[name] = why_floats(passes, types[name], *stored, depth // scales.shape[1], depth)
+    return tuple(replace(row, stored_as_floats=found.get(row.name)) for row in rows)
 
 
 def _check_weights(graph: Graph, names: set[str]) -> None:
@@ -313,7 +340,7 @@ def calibrate(
             low, high = limits.get(name, (np.inf, -np.inf))
             limits[name] = min(low, float(array.min(initial=np.inf))), max(high, float(array.max(initial=-np.inf)))
     limits = {name: (pair if pair[0] <= pair[1] else (0.0, 0.0)) for name, pair in limits.items()}
-    if observer == "minmax":
+    if observer == MINMAX:
         return limits
     counts = {name: np.zeros(BINS, np.int64) for name in names}
     for number, sample in enumerate(samples):
@@ -345,7 +372,7 @@ def run_samples(graph: Graph, values: dict[str, Value], sample: Sample) -> dict[
 def _report(
     graph: Graph, layers: Sequence[Layer], ranges: dict[str, Range], samples: Sequence[Sample], scheme: str,
     excluded: set[str], signed: bool, weights: Mapping[str, RoundedWeights], kernels: KernelFacts,
-) -> list[LayerReport]:  # fmt: skip
+) -> tuple[LayerReport, ...]:  # fmt: skip
     """A row for each product and convolution by weights."""
     layer_by_name = {layer.name: layer for layer in layers}
     inputs: dict[str, np.ndarray] = {}
@@ -377,7 +404,7 @@ def _report(
             plain, found = (run_node(node, [*pair, *rest], symbols, float32) for pair in ([x, w], rounded_pair))
             error = _relative(found, plain)
         rows.append(LayerReport(name, node.op, node.source, ranges.get(layer.input), error))
-    return rows
+    return tuple(rows)
 
 
 def _differences(graph: Graph, result: Graph, samples: Sequence[Sample]) -> dict[str, float]:

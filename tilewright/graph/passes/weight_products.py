@@ -43,8 +43,16 @@ def weight_products(graph: Graph, kernels: KernelFacts) -> Graph:
 
 def reads_weights(passes: TargetPasses, x: DType, codes: DType, scale: DType, group: int, depth: int) -> bool:
     """Whether products of rows of a type by such weights stay in graphs that take these passes of their targets."""
+    return why_floats(passes, x, codes, scale, group, depth) is None
+
+
+def why_floats(passes: TargetPasses, x: DType, codes: DType, scale: DType, group: int, depth: int) -> str | None:
+    """Why graphs that take these passes store such weights as floats; None where they do not."""
     found = next((each.kernels for each in passes.before if each.run is weight_products), None)
-    return found is not None and not any(reason(x, codes, scale, group, depth) for reason in found.weight_limits)
+    if found is None:
+        return "the target has no kernels that read quantized weights"
+    reasons = (reason(x, codes, scale, group, depth) for reason in found.weight_limits)
+    return next((reason for reason in reasons if reason), None)
 
 
 def without_weight_products(graph: Graph) -> Graph:
