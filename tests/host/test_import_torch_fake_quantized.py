@@ -118,6 +118,32 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["tensor", "of_tensors", "channels", "mask", "learned", "learned_channels"])
+def test_operations_on_any_number_of_rows(name: str) -> None:
+    torch.manual_seed(7)
+    module = Applied(OPERATIONS[name]).eval()
+    engine = tilewright.compile(
+        module, (torch.randn(4, 6),), target="cpu", effort=0, dynamic_shapes={"x": {0: ("rows", 1, 9)}}
+    )
+    for rows in (1, 9):
+        x = torch.randn(rows, 6) * 3
+        found, wanted = engine(x), module(x)
+        for mine, theirs in zip(*([item] if torch.is_tensor(item) else item for item in (found, wanted)), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("observes", [False, True])
+def test_a_trained_model_of_any_batch(observes: bool) -> None:
+    x = torch.randn(5, 64)
+    module = _trained(CONFIGS["fused"](), nn.Linear(64, 16), data=x)
+    module.apply(quantization.enable_observer if observes else quantization.disable_observer)
+    engine = tilewright.compile(module, (x,), target="cpu", effort=0, dynamic_shapes={"input": {0: ("rows", 1, 9)}})
+    module.apply(quantization.disable_observer)
+    for rows in (1, 9):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(engine(x), module(x), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_trained_model_multiplies_integers(name: str) -> None:
     x = torch.randn(5, 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -34,6 +35,7 @@ def stored_ranges(module: nn.Module) -> Iterator[None]:
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(torch, name, function))
         stack.enter_context(mock.patch.object(Tensor, "dequantize", _dequantized))
+        _with_shapes(stack.enter_context(torch.library._scoped_library("aten", "IMPL")))
         stack.callback(_put_back, replaced)
         for path, child in list(module.named_modules()):
             if path and _fakes(child):
@@ -43,6 +45,24 @@ def stored_ranges(module: nn.Module) -> Iterator[None]:
                 replaced.append((parent, name, child))
                 setattr(parent, name, plain)
         yield
+
+
+def _with_shapes(library: torch.library.Library) -> None:
+    """Shapes of the results of fake quantization: without them PyTorch runs it, for sizes that are numbers alone."""
+    for name in (
+        "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "_fused_moving_avg_obs_fq_helper_functional",
+        "_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine",
+    ):  # fmt: skip
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, partial(_shapes, name), "Meta")
+
+
+def _shapes(name: str, x: Tensor, *given: Any) -> Any:
+    if "learnable" in name:
+        return torch.empty_like(x)
+    found = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    return (*found, *map(torch.empty_like, given[2:6])) if "fused" in name else found
 
 
 def _put_back(replaced: Sequence[tuple[nn.Module, str, nn.Module]]) -> None:
