@@ -83,6 +83,7 @@ def test_operations(name: str) -> None:
 def _integers(module: Any, *inputs: Any) -> list[str]:
     """The types of what `dequantize` reads, of which int8 are constants."""
     graph = quantized_weights(import_module(module, inputs))
+    assert not any(node.op == "where" for node in graph.nodes)  # flags are known
     found = [node.inputs[0] for node in graph.nodes if node.op == "dequantize"]
     assert all(value in graph.constants for value in found if value is not None and value.dtype.name == "int8")
     return sorted(value.dtype.name for value in found if value is not None)

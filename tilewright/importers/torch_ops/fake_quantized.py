@@ -36,7 +36,13 @@ def _integer_type(low: int, high: int) -> DType | None:
 
 
 def _known(call: TorchCall, value: Value) -> np.ndarray | None:
-    return call.builder.graph.constants.get(value)
+    """The elements of a constant, or of one number everywhere: PyTorch makes flags of those."""
+    graph = call.builder.graph
+    found = graph.constants.get(value)
+    if found is not None:
+        return found
+    node = next((node for node in reversed(graph.nodes) if value in node.outputs), None)
+    return np.array(node.attributes["value"]) if node is not None and node.op == "full" else None
 
 
 def _near(call: TorchCall, x: Value, scale: Value, zero: Value | None, low: int, high: int) -> Pair:
