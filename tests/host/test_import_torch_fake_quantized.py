@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -267,3 +268,31 @@ def test_pt2e_models_multiply_integers() -> None:
     assert _integers(Applied(layer).eval(), torch.randn(5, 64)) == ["int8", "uint8"]
     x = torch.randn(5, 64)
     np.testing.assert_allclose(engine(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_modules_of_several_names() -> None:
+    """Preparation shares one module around a pool; a layer may be in two places, or in a part that is."""
+    x = torch.randn(1, 3, 12, 12)
+    mapping = quantization.get_default_qat_qconfig_mapping("x86")
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2))
+    prepared = importlib.import_module("torch.ao.quantization.quantize_fx").prepare_qat_fx(
+        module.train(), mapping, (x,)
+    )
+    prepared(x)
+    prepared.eval().apply(quantization.disable_observer)
+    names = [name for name, child in prepared.named_modules(remove_duplicate=False) if _is_fake(child)]
+    assert len(names) > len({prepared.get_submodule(name) for name in names})
+    _check(prepared, x)
+    fake = quantization.FakeQuantize()
+    shared = nn.Sequential(nn.Linear(6, 6), fake)
+    both = nn.ModuleDict({"first": fake, "second": nn.Sequential(shared, fake, shared)})
+    model = Applied(lambda x: both["second"](both["first"](x)))
+    model.both = both
+    model(torch.randn(4, 6))
+    model.eval().apply(quantization.disable_observer)
+    _check(model, torch.randn(4, 6))
+    assert both["first"] is both["second"][1] is both["second"][0][1] is both["second"][2][1] is fake
+
+
+def _is_fake(child: Any) -> bool:
+    return isinstance(child, quantization.FakeQuantizeBase)

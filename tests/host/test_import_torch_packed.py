@@ -165,6 +165,19 @@ def test_quantized_layers_and_cells_of_plain_sequences() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_quantized_layers_of_several_names() -> None:
+    """A layer in two places, and a part that is; the module is as it was afterwards."""
+    module: Any = quantized(nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 8)))
+    module.append(module[0])
+    module[1].append(module[0])
+    module.append(module[1])
+    first, inner, engine = module[0], module[1][0], tilewright.compile(module, (torch.randn(4, 8),), effort=0)
+    found = sorted(float((module(x) - engine(x)).abs().max()) for x in torch.randn(5, 4, 8))
+    assert found[2] < 1e-5 and found[-1] < 0.05
+    assert module[0] is module[3] is module[1][2] is first and module[1][0] is inner
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_quantized_embeddings() -> None:
     from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
 

@@ -37,13 +37,15 @@ def stored_ranges(module: nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tensor, "dequantize", _dequantized))
         _with_shapes(stack.enter_context(torch.library._scoped_library("aten", "IMPL")))
         stack.callback(_put_back, replaced)
-        for path, child in list(module.named_modules()):
+        made: dict[nn.Module, nn.Module] = {}  # a module may have several names
+        for path, child in list(module.named_modules(remove_duplicate=False)):
             if path and _fakes(child):
                 holder, _, name = path.rpartition(".")
                 parent = module.get_submodule(holder)
-                plain = _plain(child, path)
+                if child not in made:
+                    made[child] = _plain(child, path)
                 replaced.append((parent, name, child))
-                setattr(parent, name, plain)
+                setattr(parent, name, made[child])
         yield
 
 

@@ -29,10 +29,13 @@ def plain_layers(module: nn.Module, packed: Padded) -> Iterator[None]:
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
-        for path, child in list(module.named_modules()):
+        plain: dict[nn.Module, nn.Module | None] = {}  # a module may have several names
+        for path, child in list(module.named_modules(remove_duplicate=False)):
             if not type(child).__module__.startswith("torch.ao.nn.quantized") or _is_reference(child):
                 continue
-            made = _plain(child, path, packed)
+            if child not in plain:
+                plain[child] = _plain(child, path, packed)
+            made = plain[child]
             if made is not None:
                 holder, _, name = path.rpartition(".")
                 parent = module.get_submodule(holder)
