@@ -19,7 +19,7 @@ import tilewright.language as tl
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.targets.llvm import cache as cache_module
-from tilewright.targets.llvm.cache import SUFFIX, ObjectCache, content_key
+from tilewright.targets.llvm.cache import SUFFIX, ObjectCache, content_key, rounded_weights
 
 METADATA = {"symbol": "kernel", "parameters": ["*f32", "i32"], "scratch_bytes": 64}
 
@@ -75,6 +75,27 @@ def test_cleaning_removes_the_least_recently_used(tmp_path: Path) -> None:
     assert cache.get("key0") is not None  # used again: now the newest
     assert cache.clean() == 3
     assert [number for number in range(6) if cache.path(f"key{number}").exists()] == [0, 4, 5]
+
+
+def test_writes_are_counted_over_all_caches_of_a_folder(tmp_path: Path) -> None:
+    """Callers make a cache for each kernel."""
+    for number in range(2 * 64 - 1):
+        assert ObjectCache(tmp_path / "own", limit_bytes=3000).put(f"key{number}", {}, bytes(900))
+        ObjectCache(tmp_path / "other", limit_bytes=3000).put("key", {}, bytes(900))
+    assert sum(path.suffix == SUFFIX for path in (tmp_path / "own").rglob("*")) == 3 + 63
+    ObjectCache(tmp_path / "own", limit_bytes=3000).put("last", {}, bytes(900))
+    assert sum(path.suffix == SUFFIX for path in (tmp_path / "own").rglob("*")) == 3
+
+
+def test_rounded_weights_displace_no_kernels(tmp_path: Path) -> None:
+    with settings.scope(cache_directory=tmp_path):
+        kernels, weights = ObjectCache(tmp_path, limit_bytes=3000), rounded_weights()
+        weights.put("weights", {}, bytes(9000))
+        kernels.put("kernel", {}, bytes(900))
+        os.utime(weights.path("weights"), (1, 1))
+        assert kernels.clean() == 0
+        weights.limit_bytes = 3000
+        assert weights.clean() == 1 and kernels.get("kernel") is not None
 
 
 def test_unwritable_directory_is_not_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from tilewright.quant import stored_rounding
 from tilewright.quant.rounding import Moments, RoundedWeights, rounded
 from tilewright.quant.stored_rounding import rounded_once
 from tilewright.settings import settings
+from tilewright.targets.llvm import cache
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,16 @@ def test_once(
         path.write_bytes(path.read_bytes()[:-40])
     rounded_once(weights, bits, group, method, moments)
     assert len(calls) == 3
+
+
+def test_the_limit_is_applied_to_each_layer(
+    own_cache: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_ROUNDED_LIMIT", 20_000)
+    for _ in range(5):
+        rounded_once(layer(rng, 64, 128)[0], 8, 64, "gptq", layer(rng, 64, 128)[1])
+    sizes = [path.stat().st_size for path in (own_cache / "rounded").rglob("*.kernel")]
+    assert 0 < len(sizes) < 5 and sum(sizes) <= 20_000
 
 
 def three_layers(rng: np.random.Generator) -> Graph:

@@ -1,4 +1,4 @@
-"""`tilewright cache`: show and clean the folder of compiled kernels."""
+"""`tilewright cache`: show and clean the folder of compiled kernels and rounded weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ import typer
 from tilewright.cli.console import terminal
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
-from tilewright.targets.llvm.cache import SUFFIX, ObjectCache
+from tilewright.targets.llvm.cache import ROUNDED_WEIGHTS, SUFFIX, ObjectCache, rounded_weights
 
-commands = typer.Typer(name="cache", help="Show and clean the folder of compiled kernels.", no_args_is_help=True)
+commands = typer.Typer(
+    name="cache", help="Show and clean the folder of compiled kernels and rounded weights.", no_args_is_help=True
+)
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """The cache folder: entries and all other files, what killed writers have left, and why it is not used."""
+    """The cache folder: kernels, rounded weights and all other files, what killed writers have left, and why it is not
+    used."""
 
     folder: str
     entries: int
     entry_bytes: int
+    rounded: int
+    rounded_bytes: int
     other_files: int
     other_bytes: int
     leftovers: int
@@ -36,6 +41,7 @@ def cache_state() -> CacheState:
     folder = settings.cache_directory
     abandoned = dict(safe_files.leftovers(folder))
     entries: list[int] = []
+    rounded: list[int] = []
     others: list[int] = []
     for path in safe_files.files(folder):
         try:
@@ -43,11 +49,14 @@ def cache_state() -> CacheState:
         except OSError:
             continue  # removed meanwhile
         if path not in abandoned:
-            (entries if path.suffix == SUFFIX else others).append(size)
+            kinds = rounded if folder / ROUNDED_WEIGHTS in path.parents else entries
+            (kinds if path.suffix == SUFFIX else others).append(size)
     return CacheState(
         folder=str(folder),
         entries=len(entries),
         entry_bytes=sum(entries),
+        rounded=len(rounded),
+        rounded_bytes=sum(rounded),
         other_files=len(others),
         other_bytes=sum(others),
         leftovers=len(abandoned),
@@ -59,6 +68,8 @@ def cache_state() -> CacheState:
 def summary(state: CacheState) -> str:
     """One line for people."""
     text = f"{state.entries} entries, {state.entry_bytes / 1e6:.1f} MB"
+    if state.rounded:
+        text += f"; rounded weights of {state.rounded} layers, {state.rounded_bytes / 1e6:.1f} MB"
     if state.leftovers:
         size = f"{state.leftover_bytes / 1e6:.1f} MB"
         text += f"; {state.leftovers} files of killed writers, {size} (tilewright cache clean)"
@@ -83,11 +94,14 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 def clean(
     everything: Annotated[bool, typer.Option("--all", help="Remove all entries as well; keep recorded times.")] = False,
 ) -> None:
-    """Remove files left by killed processes, and the least recently used entries beyond 2 GiB."""
+    """Remove files left by killed processes, and the least recently used entries beyond 2 GiB of kernels and 16 GiB of
+    rounded weights."""
     count, size = safe_files.remove_leftovers(settings.cache_directory)
     console = terminal()
     console.print(f"removed {count} files of killed writers, {size / 1e6:.1f} MB")
     if settings.cache_directory.is_dir():
-        cache = ObjectCache(settings.cache_directory)
-        cache.limit_bytes = 0 if everything else cache.limit_bytes
-        console.print(f"removed {cache.clean()} entries")
+        removed = 0
+        for cache in (ObjectCache(settings.cache_directory), rounded_weights()):
+            cache.limit_bytes = 0 if everything else cache.limit_bytes
+            removed += cache.clean()
+        console.print(f"removed {removed} entries")

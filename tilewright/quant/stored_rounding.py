@@ -15,8 +15,7 @@ import numpy as np
 from tilewright.dtypes import int4
 from tilewright.importers.quantized_weights import QuantizedMatrix
 from tilewright.quant.rounding import NEAREST, Moments, RoundedWeights, rounded
-from tilewright.settings import settings
-from tilewright.targets.llvm.cache import CacheEntry, ObjectCache
+from tilewright.targets.llvm.cache import CacheEntry, rounded_weights
 
 _VERSION = 1  # of what `rounded` computes: entries of another one are not read
 _ARRAYS = ("scales", "zeros", "order", "offsets")  # of a matrix, besides its codes
@@ -26,11 +25,12 @@ def rounded_once(weights: np.ndarray, bits: int, group: int, method: str, moment
     """As `quant.rounding.rounded`; by methods that take long, from the cache if they were rounded before."""
     if method == NEAREST or moments is None:
         return rounded(weights, bits, group, method, moments)
-    cache, key = ObjectCache(settings.cache_directory), _key(weights, bits, group, method, moments)
+    cache, key = rounded_weights(), _key(weights, bits, group, method, moments)
     found = cache.find(key, lambda entry: _decoded(entry, bits))
     if found is None:
         found = rounded(weights, bits, group, method, moments)
-        cache.put(key, {"depth": found.matrix.depth}, _encoded(found))
+        if cache.put(key, {"depth": found.matrix.depth}, _encoded(found)):
+            cache.clean()  # entries are large, and few are written by one process
     return found
 
 

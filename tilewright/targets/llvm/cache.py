@@ -4,6 +4,8 @@ One file per key.  An entry is data only (JSON and machine code), written by `sa
 that readers in any process see all of it or nothing; its checksum, which covers the key, is verified on
 every read, and an entry that is damaged or lies under another key is removed and reported as missing.
 
+Rounded weights are such entries too, in a folder of their own, so that they displace no kernels.
+
     file = magic (8) · SHA-256 of key and rest (32) · length of the JSON (8, little endian) · JSON · image
 """
 
@@ -15,9 +17,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,9 +35,13 @@ from tilewright.targets.families import FAMILIES
 _MAGIC = b"TWOBJ002"
 _HEADER = len(_MAGIC) + 32 + 8
 SUFFIX = ".kernel"
-_CLEAN_EVERY = 64  # writes between looks at the cache's size
+ROUNDED_WEIGHTS = "rounded"  # the folder of rounded weights, in that of kernels
+_CLEAN_EVERY = 64  # writes of a process between looks at a cache's size
+_ROUNDED_LIMIT = 16 << 30  # bytes: a model that is resumed needs the weights of all of its layers
 _FIELD, _LINE = "\0", "\n"
 _SETTLED = 2_000_000_000  # nanoseconds after which another change of a file has another time
+
+_writes: defaultdict[Path, Iterator[int]] = defaultdict(lambda: count(1))  # by folder the numbers of writes to come
 
 logger = logging.getLogger("tilewright.cache")
 Decoded = TypeVar("Decoded")
@@ -56,7 +64,6 @@ class ObjectCache:
     def __init__(self, directory: Path, limit_bytes: int = 2 << 30) -> None:
         self.directory = safe_files.private_folder(directory)
         self.limit_bytes = limit_bytes
-        self._writes = 0
 
     def path(self, key: str) -> Path:
         """Where the entry of a key lies; raises `ValueError` for a key that is no plain file name."""
@@ -92,8 +99,7 @@ class ObjectCache:
         except OSError as error:
             safe_files.complain(self.directory, error)
             return False
-        self._writes += 1
-        if self._writes % _CLEAN_EVERY == 0:
+        if next(_writes[self.directory]) % _CLEAN_EVERY == 0:
             self.clean()
         return True
 
@@ -101,7 +107,7 @@ class ObjectCache:
         """When each entry was used last, its bytes and its file."""
         entries = []
         for path in safe_files.files(self.directory):
-            if path.suffix == SUFFIX:
+            if path.suffix == SUFFIX and path.parent.parent == self.directory:  # not of a cache in this folder
                 with contextlib.suppress(OSError):  # removed by another process
                     status = path.lstat()
                     entries.append((status.st_mtime, status.st_size, path))
@@ -119,6 +125,11 @@ class ObjectCache:
             _remove(path)
             total, removed = total - size, removed + 1
         return removed
+
+
+def rounded_weights() -> ObjectCache:
+    """The cache of weights that were rounded."""
+    return ObjectCache(safe_files.private_folder(settings.cache_directory) / ROUNDED_WEIGHTS, _ROUNDED_LIMIT)
 
 
 def content_key(*parts: str) -> str:
