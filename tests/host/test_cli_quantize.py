@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import tilewright
 from tests.host import test_quantize
 from tilewright.cli.main import application
-from tilewright.errors import InputError
+from tilewright.errors import InputError, ShapeError
 
 model, samples = test_quantize.model, test_quantize.samples
 
@@ -50,6 +50,33 @@ def test_nothing_is_written_when_data_is_bad(model: Path, tmp_path: Path, kind: 
     done = command(model, "--data", path, "-o", engine)
     assert done.exit_code != 0 and isinstance(done.exception, InputError) and str(path) in str(done.exception)
     assert not engine.exists() and not [item for item in tmp_path.iterdir() if "engine" in item.name]
+
+
+def test_samples_that_are_no_arrays(model: Path, tmp_path: Path) -> None:
+    for text, message in {
+        "[{'x': [[1, 2], [3]]}]": "sample 0: 'x' is no array", "[[[[1, 2], [3]]]]": "sample 0: 'x' is no array",
+        "[{'x': object()}]": "sample 0: input 'x'", "[5]": "sample 0: input 'x'", "[(1, 2)]": "sample 0 has 2 arrays",
+    }.items():  # fmt: skip
+        script = tmp_path / "data.py"
+        script.write_text(f"def samples():\n    return {text}\n")
+        done = command(model, "--data", script, "-o", tmp_path / "net.engine")
+        assert isinstance(done.exception, (InputError, ShapeError)) and message in str(done.exception), (
+            text,
+            done.exception,
+        )
+    with pytest.raises(InputError, match="the calibration data is 5"):
+        tilewright.quantize(model, 5)
+
+
+def test_samples_of_pytorch(model: Path, rng: np.random.Generator) -> None:
+    """A tensor that requires a gradient is its numbers; one that NumPy has no type for is named."""
+    torch = pytest.importorskip("torch")
+    (x,) = samples(rng, 1)
+    for data in ([{"x": torch.tensor(x).requires_grad_()}], [torch.tensor(x).requires_grad_()],
+                 [torch.nn.Parameter(torch.tensor(x))], torch.nn.Parameter(torch.tensor(x))):  # fmt: skip
+        tilewright.quantize(model, data)
+    with pytest.raises(InputError, match="sample 1: 'x' is no array"):
+        tilewright.quantize(model, [x, torch.tensor(x).bfloat16()])
 
 
 def test_what_is_given_and_not_read(model: Path, tmp_path: Path, rng: np.random.Generator) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,10 +60,11 @@ def parse_part(text: str) -> float:
 
 def _function_of(option: str, text: str, name: str, parameters: str) -> Callable[..., Any]:
     """A function of a Python file, which is run; raises `typer.BadParameter`."""
-    spec = importlib.util.spec_from_file_location(Path(text).stem, text) if Path(text).is_file() else None
+    called = f"_tilewright_script_{hashlib.sha256(os.fsencode(Path(text).resolve())).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(called, text) if Path(text).is_file() else None
     if spec is None or spec.loader is None:
         raise wrong_usage(f"{option} {text}: there is no such Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[called] = importlib.util.module_from_spec(spec)  # dataclasses look there for types in strings
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -138,8 +142,9 @@ def show_search(console: Console, data: Mapping[str, Any]) -> None:
         points.add_row(str(point["layers"]), f"{point['seconds'] * 1e6:.0f}", f"{point['drop']:.4%}", within)
     console.print(points)
     ratio = data["float_seconds"] / data["seconds"] if data["seconds"] else 0.0
+    count = f"{data['held_back']} " if data["held_back"] else ""  # engines of earlier versions have none
     console.print(
-        f"on {data['held_back'] or ''} samples that decided nothing it loses {data['drop']:.4%} ({data['metric']}, at "
+        f"on {count}samples that decided nothing it loses {data['drop']:.4%} ({data['metric']}, at "
         f"most {data['max_drop']:.4%}); {data['seconds'] * 1e3:.3g} ms a run, {data['float_seconds'] * 1e3:.3g} ms in "
         f"floats: {ratio:.2f}x as fast",
         soft_wrap=True,

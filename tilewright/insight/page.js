@@ -277,7 +277,7 @@ function search() {
   const names = [...new Set(found.layers.flatMap((row) => Object.keys(row.candidates)))];
   root.append(
     element("h2", {}, "Accuracy against speed ", element("small", {},
-      `each dot is an assignment of formats to layers that was tried; the line is the bound. On ${found.held_back || ""} samples that decided nothing the engine loses ${text(found.drop)} (${found.metric}), a run takes ${time(found.seconds)}, in floats ${time(found.float_seconds)}`)),
+      `each dot is an assignment of formats to layers that was tried; the line is the bound. On ${found.held_back ? `${found.held_back} ` : ""}samples that decided nothing the engine loses ${text(found.drop)} (${found.metric}), a run takes ${time(found.seconds)}, in floats ${time(found.float_seconds)}`)),
     element("div", { class: "scroll" }, drawing("svg", { width, height: height + bottom, viewBox: `0 0 ${width} ${height + bottom}` },
       bound, ...dots,
       drawing("text", { class: "soft", x: left - 8, y: y(found.max_drop) + 4, "text-anchor": "end" }, text(found.max_drop)),

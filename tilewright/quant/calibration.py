@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -31,7 +31,7 @@ def samples_of(data: Any, graph: Graph, extra_names: Sequence[str] = ()) -> list
     else:
         alone = isinstance(data, (Mapping, np.ndarray)) or hasattr(data, "__array__")
         given: Iterable[Any] = [data] if alone else data
-        found = {f"sample {number}": _by_name(item, graph) for number, item in enumerate(given)}
+        found = {where: _by_name(item, graph, where) for where, item in _numbered(given)}
     if not found:
         raise InputError("the calibration data has no sample; give some inputs as the model will see them")
     for where, sample in found.items():
@@ -62,7 +62,7 @@ def _read(file: Path, graph: Graph) -> dict[str, Sample]:
         arrays = loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (ValueError, EOFError, OSError, KeyError, BadZipFile, zlib.error) as error:
         raise InputError(f"calibration data {file} is not what numpy.savez or numpy.save wrote ({error})") from error
-    sample = _by_name(arrays, graph)
+    sample = _by_name(arrays, graph, str(file))
     ranks = {value.name: value.rank for value in graph.inputs}
     stacked = {name: array for name, array in sample.items() if array.ndim == ranks.get(name, -1) + 1}
     if not stacked or len(stacked) != len(sample.keys() & ranks.keys()):
@@ -74,14 +74,33 @@ def _read(file: Path, graph: Graph) -> dict[str, Sample]:
     return {f"{file}, sample {n}": {name: item[n] for name, item in stacked.items()} for n in range(counts.pop())}
 
 
-def _by_name(item: Any, graph: Graph) -> Sample:
+def _numbered(given: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    try:
+        items = iter(given)
+    except TypeError:
+        raise InputError(f"the calibration data is {given!r:.100}, expected a path or samples") from None
+    for number, item in enumerate(items):
+        yield f"sample {number}", item
+
+
+def _by_name(item: Any, graph: Graph, where: str) -> Sample:
     if isinstance(item, Mapping):
-        return {str(name): np.asarray(array) for name, array in item.items()}
+        return {str(name): _array(array, where, name) for name, array in item.items()}
     given: Sequence[Any] = item if isinstance(item, (tuple, list)) else [item]
     if len(given) != len(graph.inputs):
         names = ", ".join(value.name for value in graph.inputs)
-        raise InputError(f"a calibration sample has {len(given)} arrays; the model has the inputs {names}")
-    return {value.name: np.asarray(array) for value, array in zip(graph.inputs, given, strict=True)}
+        raise InputError(f"{where} has {len(given)} arrays; the model has the inputs {names}")
+    return {value.name: _array(array, where, value.name) for value, array in zip(graph.inputs, given, strict=True)}
+
+
+def _array(given: Any, where: str, name: Any) -> np.ndarray:
+    """An array, list or number as an array; raises `InputError` with the sample and the name."""
+    if getattr(given, "requires_grad", False):  # a tensor of PyTorch
+        given = given.detach()
+    try:
+        return np.asarray(given)
+    except Exception as error:  # of the object's own
+        raise InputError(f"{where}: {str(name)!r} is no array that NumPy can read ({error})") from error
 
 
 def _check(sample: Sample, graph: Graph, where: str, extra_names: Sequence[str]) -> None:

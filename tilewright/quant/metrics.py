@@ -13,6 +13,7 @@ A drop that is not finite is beyond every bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -54,12 +55,25 @@ def top1(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence
         right["floats"] += int((own == labels).sum())
         right["narrow"] += int((numbers & (other == labels)).sum())
         count += own.size
-    if count and not right["floats"]:
+    return (right["floats"] - right["narrow"]) / max(count, 1)
+
+
+def check_labels(floats: Sequence[Outputs], samples: Sequence[Outputs]) -> None:
+    """Raise `InputError` for labels that are no classes of the predictions in floats, and where none is right.
+
+    Few samples may have no right prediction by chance: these are all samples that there are.
+    """
+    count = right = 0
+    for plain, sample in zip(floats, samples, strict=True):
+        if LABEL in sample:
+            array = _floats(plain)[0][1]
+            labels = labels_of(sample, array)
+            count, right = count + labels.size, right + int((array.argmax(-1) == labels).sum())
+    if count and not right:
         raise InputError(
             f"none of the model's {count} predictions is its `{LABEL}`, so none can be lost: look whether the labels "
             f"count classes from 0, and in the order of the model's outputs"
         )
-    return (right["floats"] - right["narrow"]) / max(count, 1)
 
 
 def labels_of(sample: Outputs, output: np.ndarray) -> np.ndarray:
@@ -104,9 +118,11 @@ def _scored(score: Score, outputs: Outputs, inputs: Outputs) -> float:
             f"the metric raised {type(error).__name__}: {error}; it is called with the outputs "
             f"({', '.join(outputs)}) and the inputs ({', '.join(inputs)}) of one sample"
         ) from error
-    if np.ndim(found) or not isinstance(found, (int, float, np.number, np.bool_, np.ndarray)):
-        raise InputError(f"the metric gave {found!r:.100}, expected a number")
-    return float(found)
+    number = isinstance(found, (int, float, np.number, np.bool_)) or (isinstance(found, np.ndarray) and not found.ndim)
+    if number and np.asarray(found).dtype.kind in "biufVO":  # bfloat16 is of kind V, large integers are objects
+        with suppress(TypeError, ValueError, OverflowError):
+            return float(found)
+    raise InputError(f"the metric gave {found!r:.100}, expected a number")
 
 
 METRICS: dict[str, Drop] = {"cosine": cosine, "mse": mse, "top1": top1}

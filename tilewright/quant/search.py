@@ -48,7 +48,7 @@ from tilewright.quant.layers import (
     rounded_weights,
     why_not,
 )
-from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, of_score, predictions_of
+from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, check_labels, of_score, predictions_of
 from tilewright.quant.quantize import Progress, collect, run_samples, source_of, watching, whole_graph
 from tilewright.quant.rounding import RoundedWeights
 from tilewright.quant.weights import matrix_of, smoothed, smoothing_factors, with_rounded_weights
@@ -218,6 +218,9 @@ class _Search:
     def result(self) -> PrecisionSearch:
         """The whole search."""
         plain = build(self.graph, self.targets, self.progress, self.source)
+        if self.metric == "top1":
+            others = [plain.run(self._inputs(sample)) for sample in self.verifying]
+            check_labels([*self.floats, *others], [*self.deciding, *self.verifying])
         while True:
             candidates = self._candidates()
             steps = self._steps(candidates)
