@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tests.compile.test_nvidia_plain import example, integers, pointers, traced
+from tilewright.errors import CompilationError
 from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
@@ -284,3 +286,59 @@ def test_ctas_that_wait_for_loads_leave_room_for_more_of_them():
     )
     asked = assemble_kernel(lowered, SM90, AssemblyOptions(maxnreg=200))
     assert asked.resources.registers >= crowded.resources.registers and ".maxnreg 200" in asked.ptx
+
+
+@tilewright.jit
+def waiting_products(a, b, out, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, TWICE: tl.constexpr):
+    """Products that wait for loads; TWICE: of each, another product."""
+    row, column, deep = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for step in tl.range(0, n, num_stages=1):
+        y = tl.load(b + (step * DEPTH + deep[:, None]) * COLUMNS + column)
+        x = tl.load(a + row * n * DEPTH + step * DEPTH + deep)
+        if TWICE:
+            scores = tl.dot(x, y)
+            total = tl.dot(scores.to(x.dtype), tl.trans(scores).to(x.dtype), total)
+        else:
+            total = tl.dot(x, y, total)
+    tl.store(out + row * COLUMNS + column, total)
+
+
+def waiting(kind="bf16", rows=128, columns=256, depth=64, twice=False, warps=8):
+    """The kernel, lowered."""
+    blocks = {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "TWICE": twice}
+    function = traced(waiting_products, {**pointers(kind, "a", "b"), "out": "*f32", "n": "i32"}, blocks)
+    lowered = lower(function, SM90, NvidiaOptions.of_launch({"num_warps": warps}))
+    assert lowered.waiting
+    return lowered
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize(("columns", "depth"), [(256, 64), (128, 64), (64, 32)])
+def test_fewer_registers_than_products_take_are_not_asked_for(kind, columns, depth):
+    lowered = waiting(kind, 64, columns, depth, warps=4)
+    assert lowered.waiting == columns // 2 + 26
+    with pytest.raises(CompilationError, match=f"register target of {lowered.waiting} or higher"):
+        assemble(lowered.text, lowered.symbol, SM90, AssemblyOptions(maxnreg=lowered.waiting - 2))
+    assemble(lowered.text, lowered.symbol, SM90, AssemblyOptions(maxnreg=lowered.waiting + 6))
+    crowded = assemble_kernel(lowered, SM90, AssemblyOptions())
+    assert not [remark for remark in crowded.remarks if "refuses" in remark.message]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_limits_that_the_assembler_refuses_are_dropped(known):
+    lowered = waiting(rows=64, columns=64, depth=32, twice=True, warps=4) if known else waiting()
+    lowered = lowered if known else replace(lowered, waiting=1)  # as if products took none
+    crowded = assemble_kernel(lowered, SM90, AssemblyOptions())
+    note = crowded.remarks[-1]
+    refused = re.fullmatch(r"the assembler refuses (\d+) registers a thread, for \d CTAs at once", note.message)
+    assert note.severity == "note" and not crowded.resources.spill_stores and refused
+    with pytest.raises(CompilationError, match="register"):  # what the caller asks for stays an error
+        assemble_kernel(lowered, SM90, AssemblyOptions(maxnreg=int(refused[1])))
+
+
+@pytest.mark.parametrize("columns", [256, 128])
+def test_products_that_threads_have_no_registers_for_take_mma(columns):
+    lowered = waiting(rows=256, columns=columns, warps=16)  # 128 registers a thread
+    assert ("wgmma.mma_async" in lowered.text) == (columns == 128)
+    assemble_kernel(lowered, SM90, AssemblyOptions())

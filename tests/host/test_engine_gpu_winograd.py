@@ -57,7 +57,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winograd, "_LEAST_SAVED", 0.0)
     monkeypatch.setattr(fold_pixels, "_GAIN", float("inf"))
     monkeypatch.setattr(plane_candidates, "_FEWEST_ROWS", 0)
-    monkeypatch.setattr(plane_candidates, "_tiled", none)
+    for name in ("_tiled", "bf16x6_convolutions"):
+        monkeypatch.setattr(plane_candidates, name, none)
     for name in ("_implicit", "few_channels"):
         monkeypatch.setattr(candidates, name, none)
 
@@ -80,6 +81,12 @@ def check(graph: Graph, rng: np.random.Generator) -> int:
 
 @pytest.mark.parametrize("taps", [(7,), (5, 5), (2, 4)])  # of 1 x 8, 6 x 8 and 4 x 6 points
 def test_planes(driver: Driver, small: None, rng: np.random.Generator, taps: tuple[int, ...]) -> None:
+    assert check(drawn(rng, taps), rng) == 3
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_no_other_form_competes_for_planes(driver: Driver, small: None, rng: np.random.Generator, number: int) -> None:
+    taps = (int(rng.integers(1, 4)), int(rng.integers(2, 4)))  # the fewer, the sooner are products of them
     assert check(drawn(rng, taps), rng) == 3
 
 

@@ -86,16 +86,23 @@ def assemble_kernel(lowered: LoweredKernel, target: NvidiaTarget, options: Assem
 def _with_more_ctas(
     lowered: LoweredKernel, assembly: Assembly, target: NvidiaTarget, options: AssemblyOptions
 ) -> Assembly:
-    """With fewer registers for a thread, as long as none spill and one more CTA fits a multiprocessor for it."""
-    threads = lowered.warps * target.warp_threads
+    """With fewer registers for a thread, as long as none spill and one more CTA fits a multiprocessor for it.
+
+    The code without the limit serves where ptxas refuses it, which a remark says, or warns of the code.
+    """
+    threads, fewest = lowered.warps * target.warp_threads, max(_FEWEST_REGISTERS, lowered.waiting)
     while not assembly.resources.spill_stores:
         ctas = 1 + _resident(lowered, assembly, target)
         shared = lowered.shared_bytes + assembly.resources.shared + target.reserved_shared_bytes
         registers = target.registers_per_multiprocessor // (ctas * threads) // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
-        if ctas * shared > target.shared_bytes_per_multiprocessor or registers < _FEWEST_REGISTERS:
+        if ctas * shared > target.shared_bytes_per_multiprocessor or registers < fewest:
             break
-        other = assemble(lowered.text, lowered.symbol, target, replace(options, maxnreg=registers, strict=False))
-        if other.resources.spill_stores:
+        try:
+            other = assemble(lowered.text, lowered.symbol, target, replace(options, maxnreg=registers, strict=False))
+        except CompilationError:  # the same text was assembled without this limit: ptxas refuses the limit
+            note = Remark("note", f"the assembler refuses {registers} registers a thread, for {ctas} CTAs at once")
+            return replace(assembly, remarks=(*assembly.remarks, note))
+        if len(other.remarks) > len(assembly.remarks):  # warnings: registers spill, or products wait for each other
             break
         assembly = other
     return assembly

@@ -18,7 +18,8 @@ class LoweredKernel:
     A CTA has `warps` warps, which the text states too (``"nvvm.reqntid"``), and `shared_bytes` of dynamic
     shared memory.  `cluster` counts CTAs along x, y, z.  With `dependent_launch` the kernel waits by itself for
     what the kernel before it in the stream wrote; `cooperative` asks for all CTAs to be resident at once.
-    `waiting` says that its products wait for loads, while only other CTAs can go on.
+    `waiting` is not 0 where its products wait for loads, while only other CTAs can go on: the registers that blocks and
+    products of a thread take at least.
     `resident` is the number of CTAs that shall fit a multiprocessor, where blocks are computed again for it
     (`gpu.recompute`).  `assigned` is the kernel with its layouts and conversions, for people.
     """
@@ -33,7 +34,7 @@ class LoweredKernel:
     dependent_launch: bool = False
     cooperative: bool = False
     resident: int | None = None
-    waiting: bool = False
+    waiting: int = 0
     assigned: Function | None = None
 
 

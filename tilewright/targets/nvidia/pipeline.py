@@ -6,15 +6,15 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.explicit import is_explicit
 from tilewright.passes.grid_axes import rename_axes
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.tile_addresses import simplify_tile_addresses
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.gpu.early_loads import load_early
-from tilewright.targets.gpu.layouts import assign
-from tilewright.targets.gpu.lowering import resident_of
+from tilewright.targets.gpu.layouts import Assignment, assign
+from tilewright.targets.gpu.lowering import cached_live_registers, resident_of
 from tilewright.targets.gpu.memory_order import ordering_barriers
 from tilewright.targets.gpu.memory_plan import plan_memory
 from tilewright.targets.gpu.pipelining import all_copied
@@ -32,6 +32,7 @@ from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.warpgroup_layout import WGMMA_REGISTERS
 
 DEFAULT_STAGES = 3
 
@@ -108,18 +109,29 @@ def lower(
         tensor_maps=tuple(lowering.tensor_maps),
         remarks=tuple(lowering.remarks),
         resident=resident_of(assignment.function),
-        waiting=_waits_for_loads(assignment.function, memory.loops),
+        waiting=_waiting(assignment, memory.loops, "wgmma.mma_async" in module.text),
         assigned=assignment.function,
     )
 
 
-def _waits_for_loads(function: Function, pipelined: Collection[Operation]) -> bool:
-    """Whether a loop with products loads what it works on without copying anything ahead."""
-    for loop in function.walk():
+def _waiting(assignment: Assignment, pipelined: Collection[Operation], wgmma: bool) -> int:
+    """`LoweredKernel.waiting`: for loops with products that load what they work on without copying anything ahead."""
+    least = 0
+    for loop in assignment.function.walk():
         if loop.opcode not in ("for", "while"):
             continue
         inside = list(loop.walk())
         opcodes = {operation.opcode for operation in inside}
         if {"dot", "load"} <= opcodes and not any(operation in pipelined for operation in inside):
-            return True
-    return False
+            products = [_words(operation.result, assignment) for operation in inside if operation.opcode == "dot"]
+            carried = sum(_words(value, assignment) for value in loop.results)
+            least = max(least, carried, *products)
+    return least + WGMMA_REGISTERS if least and wgmma else least
+
+
+def _words(value: SSAValue, assignment: Assignment) -> int:
+    """32-bit registers of a thread that a block takes; numbers, addresses and masks take few."""
+    if value.type.is_scalar or value.type.is_pointer or value.type.dtype.is_bool:
+        return 0
+    registers = cached_live_registers(assignment.layouts[value], value.type.shape)
+    return -(-len(registers) * value.type.dtype.bits // 32)

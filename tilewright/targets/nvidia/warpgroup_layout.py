@@ -22,6 +22,7 @@ from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
 WARPGROUP_WARPS = 4  # of a warpgroup
 ROWS = 64  # of one instruction
+WGMMA_REGISTERS = 26  # of a thread besides accumulators: ptxas refuses the instruction with fewer (C7602)
 _MOST_COLUMNS = 256  # of one instruction at most
 _LEAST_COLUMNS = 32  # of a warpgroup, that pay for reading A from shared memory
 _LEAST_COLUMNS_BESIDE_LASTING = 16  # the same for an A that would take registers for a whole loop
@@ -76,6 +77,9 @@ def warpgroup_product(
     if not least <= share <= _MOST_COLUMNS or (chained and along_columns > 1):
         return None
     if rows * columns // (WARP_THREADS * warps) > _MOST_ACCUMULATED:
+        return None
+    of_instruction = ROWS * share * accumulator.dtype.bits // (32 * WARP_THREADS * WARPGROUP_WARPS)
+    if of_instruction + WGMMA_REGISTERS > target.registers_per_multiprocessor // (WARP_THREADS * warps):
         return None
     return WarpgroupProduct(rows, (along_rows, along_columns), share)
 
