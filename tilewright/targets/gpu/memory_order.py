@@ -3,7 +3,8 @@
 What one thread stores, another may load or store after it: in program order, says the Tile IR, but threads run apart.
 Accesses through the same kernel parameter, of which one is a store, therefore get a barrier between them, unless
 
-    both go through the same block of pointers in the same layout, so that every thread meets its own elements only
+    both go through the same block of pointers in the same layout, so that every thread meets its own elements only;
+        of a block that a loop makes anew, if it leads to the same elements or past them (`pointer_steps`)
     a barrier stands between them already: the author's, or the one inside an exchange through shared memory
     both are atomic
 
@@ -14,32 +15,40 @@ from no parameter may be any.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import REARRANGING, Effect, effects_of
 from tilewright.targets.gpu.accesses import ACCESSES
 from tilewright.targets.gpu.layouts import SCALAR_REGIONS
+from tilewright.targets.gpu.pointer_steps import PointerSteps
 
 _PASSES_POINTERS = REARRANGING | {"offset", "hint"}
 
 
 @dataclass(frozen=True)
 class _OrderedAccess:
-    """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known."""
+    """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known.
+
+    `loop` is the outermost loop that has made the pointers anew since.
+    """
 
     root: SSAValue | None
     pointer: SSAValue
     writes: bool
     atomic: bool
+    loop: Operation | None = None
 
-    def conflicts(self, other: _OrderedAccess) -> bool:
+    def conflicts(self, other: _OrderedAccess, steps: PointerSteps) -> bool:
+        """Whether this access has to wait for one before it."""
         if not self.writes and not other.writes or self.atomic and other.atomic:
             return False
         if self.root is not None and other.root is not None and self.root is not other.root:
             return False
-        return self.pointer is not other.pointer or self.atomic or other.atomic
+        if self.pointer is not other.pointer or self.atomic or other.atomic:
+            return True
+        return other.loop is not None and not steps.apart(self.pointer, other.loop)
 
 
 _State = frozenset[_OrderedAccess]
@@ -117,6 +126,7 @@ class _Walk:
     def __init__(self, function: Function, exchanging: Collection[Operation]) -> None:
         self.parameters = set(function.region.arguments)
         self.exchanging = exchanging
+        self.steps = PointerSteps(function)
         self.barriers: dict[Operation, None] = {}
         self.roots: dict[SSAValue, SSAValue | None] = {}
         self.carried: dict[SSAValue, SSAValue] = {}  # arguments of loops: what they begin with
@@ -141,7 +151,7 @@ class _Walk:
             pointer = operation.result  # every thread loads it, whoever stored it
         atomic = operation.opcode.startswith("atomic")
         access = _OrderedAccess(self.root(operation.operands[0]), pointer, operation.opcode != "load", atomic)
-        if any(access.conflicts(other) for other in since):
+        if any(access.conflicts(other, self.steps) for other in since):
             self.barriers[operation] = None
             since = frozenset()
         return since | {access}
@@ -167,10 +177,15 @@ class _Walk:
             after = since
             for region in operation.regions:
                 after = self.region(region, after)
-            together = since | after
+            together = since | {self.come_round(access, operation) for access in after}
             if together == since:
                 return together
             since = together
+
+    def come_round(self, access: _OrderedAccess, loop: Operation) -> _OrderedAccess:
+        """An access of an iteration, as the next one sees it."""
+        outer = access.loop is not None and loop in self.steps.inside(access.loop)
+        return access if outer or access.pointer not in self.steps.made(loop) else replace(access, loop=loop)
 
     def root(self, value: SSAValue) -> SSAValue | None:
         """The parameter that a pointer was made of; blocks that a loop carries stay in the memory they begin in."""
