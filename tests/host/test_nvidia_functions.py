@@ -151,15 +151,38 @@ def test_each_of_several_numbers_is_rounded_right(shared, place, rng):
 
     function = compiled(emit, "float", 6)
     special = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**65, -(2.0**64), 2.0**64 * 1.9999999, 1e-30])
+    unusual = np.array([0.0, -0.0, math.inf, math.nan, 1e-40, -1e-44, 2.0**-21, 2.0**60 * 1.1, 2.0**127])
     for _ in range(3000):
         x = (rng.normal(size=3) * 2.0 ** rng.integers(-60, 70, 3)).astype(np.float32)
         y = (rng.normal(size=3) * 2.0 ** rng.integers(-30, 70, 3)).astype(np.float32)
         chosen = rng.random(3) < 0.3
         x[chosen] = rng.choice(special, chosen.sum())
+        chosen = rng.random(3) < 0.1
+        y[chosen] = rng.choice(unusual, chosen.sum())
         with np.errstate(all="ignore"):
             wanted = x[place] / y[0 if shared else place]
         found = np.float32(function(*map(float, x), *map(float, y)))
         assert found.tobytes() == wanted.tobytes() or (np.isnan(found) and np.isnan(wanted)), (x, y)
+
+
+class NoReciprocals:
+    """Tells quotients by reciprocals, which are zeros, from divisions."""
+
+    def reciprocal(self, builder, x):
+        return builder.constant("float", 0.0)
+
+
+@pytest.mark.parametrize("place", [0, 15])
+def test_ordinary_numbers_of_any_sizes_are_divided_together(place, rng):
+    """Numbers around one and two as well, of which the exponents have no bits in common."""
+    emit = lambda builder, *given: divide(NoReciprocals(), builder, given[:16], given[16:] * 16)[place]  # noqa: E731
+    function = compiled(emit, "float", 17)
+    for _ in range(200):
+        numbers = rng.normal(size=16) * 2.0 ** rng.integers(-60, 60, 16)
+        assert function(*numbers, 3.0) == 0.0, numbers
+        numbers[place], numbers[rng.integers(1, 15)] = 12.0, rng.choice([math.inf, -math.inf, 2.0**65, -(2.0**127)])
+        assert function(*numbers, 3.0) == 4.0, numbers
+    assert function(*[1.0, 2.0] * 8, 3.0) == 0.0
 
 
 def test_reciprocals_of_several_numbers_are_rounded_right(rng):

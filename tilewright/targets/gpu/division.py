@@ -6,7 +6,6 @@ that of the next and needs registers.  Here one branch decides for all numbers o
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from tilewright import dtypes
@@ -18,7 +17,7 @@ _WORTH = 4  # divisions that pay for a check
 _GROUP = 16  # numbers with one check: all of them are in registers when it is made, and calls are to find room
 # Sizes of divisors and numbers: quotients, and the errors of these, are normal numbers.
 _DIVISORS = 2.0**-20, 2.0**60
-_NUMBERS = 2.0**65  # exponents of 192 and more begin with two ones, which no smaller ones leave in their disjunction
+_NUMBERS = 2.0**65  # for the sizes of all numbers of a group together
 _RECIPROCALS = 2.0**-126, 2.0**126  # normal numbers whose reciprocals are normal, too
 
 
@@ -91,14 +90,15 @@ def _are_usual(
 
 
 def _are_small(builder: LLVMBuilder, numbers: Sequence[LLVMValue]) -> LLVMValue:
-    """Whether all numbers are below a limit: one comparison of the disjunction of their bits, of which an instruction
-    takes two."""
-    together = builder.cast("bitcast", numbers[0], "i32")
-    for number in numbers[1:]:
-        together = builder.binary("or", together, builder.cast("bitcast", number, "i32"))
-    size = builder.binary("and", together, LLVMValue("i32", str(0x7FFFFFFF)))
-    (limit,) = struct.unpack("<i", struct.pack("<f", _NUMBERS))
-    return builder.compare("slt", size, LLVMValue("i32", str(limit)))
+    """Whether the sizes of all numbers are below a limit in sum, and so each is: no sum is rounded below its parts.
+
+    Sums are twice as fast as maxima and take sizes for nothing; numbers that are none, and infinities, stay in them.
+    """
+    sizes = [builder.intrinsic("fabs", [number]) for number in numbers]
+    while len(sizes) > 1:  # by halves, so that few additions wait for each other
+        pairs = zip(sizes[0::2], sizes[1::2], strict=False)
+        sizes = [builder.binary("fadd", *pair) for pair in pairs] + sizes[len(sizes) & ~1 :]
+    return builder.compare("olt", sizes[0], builder.constant("float", _NUMBERS))
 
 
 def _is_within(
