@@ -1,9 +1,10 @@
-"""Barriers between iterations of loops, where what a thread stores in one may be another's in the next, and only there."""
+"""Barriers between iterations of loops: where one may store what is another thread's in the next, and only there."""
 
 # mypy: ignore-errors
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, product
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.simt_stand_in import StandIn, run
+from tests.host.simt_stand_in import HostIntrinsics, StandIn, lowered, run
 from tilewright.ir import interpreter
 from tilewright.ir.core import Parameter
 from tilewright.passes.pipeline import run_passes, simplify
@@ -170,6 +171,45 @@ def test_a_scalar_is_stored_by_one_thread():
             tl.store(out + k * m, k)
 
     assert not waiting(traced(marked, {}))
+
+
+@tilewright.jit
+def turned_and_summed(x, out, n, m, N: tl.constexpr):
+    i = tl.arange(0, N)
+    total = tl.load(x + i)
+    tl.store(x + N - 1 - i, total)
+    for _ in range(n):
+        for _ in range(m):
+            total += tl.load(x + i)
+    tl.store(out + i, total)
+
+
+def test_loads_stay_after_the_barriers_that_they_wait_at(rng):
+    """LLVM may not take memory that all threads store to for one thread's."""
+    function = traced(turned_and_summed, {"N": 64})
+    x, out, expected = rng.integers(0, 9, 64).astype(np.int32), np.zeros(64, np.int32), np.zeros(64, np.int32)
+    copy = x.copy()
+    run(function, [x, out, 2, 2], (1, 1, 1), StandIn(16), 4)
+    interpreter.run(function, [copy, expected, 2, 2], (1,))
+    assert np.array_equal(out, expected) and np.array_equal(x, copy)
+
+
+@tilewright.jit
+def counted(x, out, KIND: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    if KIND == "store":
+        tl.store(out + i, tl.load(x + i))
+    elif KIND == "atomic":
+        tl.atomic_add(out + tl.load(x + i), 1)
+    else:
+        tl.store(tl.where(i < 7, x + i, out + i), i)
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("store", ["%p0"]), ("atomic", ["%p0"]), ("either", [])])
+def test_only_what_is_not_stored_to_has_no_aliases(kind, alone):
+    _, text = lowered(traced(counted, {"KIND": kind, "N": 64}), StandIn(32), HostIntrinsics(32), 2)
+    (header,) = [line for line in text.splitlines() if line.startswith("define")]
+    assert re.findall(r"noalias[^,]*(%\w+)", header) == alone
 
 
 @tilewright.jit

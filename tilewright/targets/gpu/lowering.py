@@ -20,14 +20,17 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.errors import CompilationError
+from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, Parameter, Region, SSAValue
 from tilewright.ir.diagnostics import unsupported_error
+from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.types import Element, PointerType
 from tilewright.layout import LinearLayout, live_registers
 from tilewright.targets.base import Remark
 from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.intrinsics import Intrinsics
 from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.memory_order import PointerRoots
 from tilewright.targets.gpu.shared_memory import Allocation
 from tilewright.targets.gpu.target import SimtTarget, lane_bits
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
@@ -152,9 +155,22 @@ class KernelLowering:
         """The LLVM type of a parameter of the kernel, and its attributes."""
         notes = []
         if argument.type.is_pointer:
-            notes += ["noalias"] if parameter.alias_free and not self.starts_early else []
+            alone = parameter.alias_free and not self.starts_early and not {argument, None} & self.written
+            notes += ["noalias"] if alone else []
             notes += [f"align {min(parameter.divisibility, 4096)}"] if parameter.divisibility > 1 else []
         return parameter_type(argument.type.element), " ".join(notes)
+
+    @cached_property
+    def written(self) -> set[SSAValue | None]:
+        """The parameters that the kernel writes through, None for one that is not known.
+
+        Other threads write to their memory, too, which LLVM would take to be one thread's if it had no aliases: it
+        would carry loads across barriers.
+        """
+        roots = PointerRoots(self.function)
+        inner = (operation for operation in self.function.walk() if not operation.regions)
+        writes = [operation for operation in inner if Effect.WRITE in effects_of(operation)]
+        return {roots.root(operand) for write in writes for operand in write.operands if operand.type.is_pointer}
 
     @property
     def starts_early(self) -> bool:
