@@ -112,3 +112,33 @@ kernel k(%x: *f32, %n: i64) {{
 """
     function = parse_function(text)
     assert print_function(simplify_tile_addresses(function, 128, 255)) == print_function(function)
+
+
+@pytest.mark.parametrize(("less", "compared_once"), [(0, True), (5, False)])
+def test_extents_below_all_words_are_compared_in_64_bits(less, compared_once):
+    """The low word of INT_MIN - 5 is a positive number."""
+    function = parse_function(f"""\
+kernel k(%x: *f32, %n: i32) {{
+  %i = arange {{start = 0, end = 16}} : <16xi32>
+  %wide = cast %i {{dtype = i64}} : <16xi64>
+  %zero = constant 0 {{dtype = i64, shape = [16]}} : <16xi64>
+  %extent = cast %n {{dtype = i64}} : i64
+  %less = constant {-less} : i64
+  %rest = add %extent, %less : i64
+  %limit = splat %rest {{shape = [16]}} : <16xi64>
+  %a = compare %wide, %zero {{predicate = "ge"}} : <16xi1>
+  %b = compare %wide, %limit {{predicate = "lt"}} : <16xi1>
+  %m = and %a, %b : <16xi1>
+  %p = splat %x {{shape = [16]}} : <16x*f32>
+  %q = offset %p, %i : <16x*f32>
+  %one = constant 1.0 {{dtype = f32, shape = [16]}} : <16xf32>
+  store %q, %one, %m
+  return
+}}
+""")
+    simple = simplify_tile_addresses(function, 128, 255)
+    assert ("u32" in print_function(simple)) == compared_once
+    for extent in (-(2**31), -1, 0, 9, 2**31 - 1):
+        x = np.zeros(16, np.float32)
+        run(simple, [x, extent])
+        assert x.sum() == min(max(extent - less, 0), 16)

@@ -141,7 +141,9 @@ def one_comparison(operation: Operation, build: RuleRewriter) -> SSAValue | None
     if not number.type.rank or number.type.dtype != dtypes.int64:
         return None
     inside, most = _range(number), _range(limit)
-    if inside is None or most is None or not (-(2**31) <= inside[0] and inside[1] < 2**32 and most[1] < 2**31):
+    if inside is None or most is None or not (-(2**31) <= inside[0] and inside[1] < 2**32):
+        return None
+    if not (-(2**31) <= most[0] and most[1] < 2**31):
         return None
     low, bound = _low_word(number, build), _low_word(limit, build)
     if low is None or bound is None:
