@@ -380,12 +380,20 @@ class KernelMaker:
         use = self.random.choice(["store", "scan", "turn", "later"])
         if use == "scan" and shape:
             combine = lambda left, right: [self.build.emit("add", *left, *right)]  # noqa: E731
-            self.add(self.build.scan([loaded], len(shape) - 1, combine))
+            self.add(self.build.scan([self.exact_term(loaded)], len(shape) - 1, combine))
             self.store_value(self.pool[-1])
         elif use == "turn":
             self.store_value(self.build.emit("permute", loaded, order=tuple(reversed(range(len(shape))))))
         elif use == "store":
             self.store_value(loaded)
+
+    def exact_term(self, block: SSAValue) -> SSAValue:
+        """A block whose sums are the same in any order, where the results are to be exact: of floats, one for each that
+        is positive."""
+        if not self.exact or not block.type.dtype.is_float:
+            return block
+        zero, one = (self.build.constant(number, block.type.dtype, block.type.shape) for number in (0.0, 1.0))
+        return self.build.emit("select", self.build.emit("compare", block, zero, predicate="gt"), one, zero)
 
     def streamed(self) -> None:
         """An input at some places, changed and written to an output at the same places."""

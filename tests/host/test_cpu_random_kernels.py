@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.host.kernel_support import check, run_compiled
@@ -14,6 +14,7 @@ from tests.host.random_kernels import GRID, arguments_of, outputs_of, random_ker
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**64), st.integers(1, 12), st.booleans())
+@example(518, 12, True)  # a scan of floats of many sizes that it has stored
 def test_compiled_and_interpreted_random_kernels_agree(seed: int, length: int, rewrites: bool):
     function = random_kernel(random.Random(seed), length, exact=True, rewrites=rewrites)
     expected, arguments = run_kernel(function), arguments_of()
