@@ -22,6 +22,7 @@ from tilewright.importers.report import ImportReport  # noqa: E402
 from tilewright.importers.torch_export import declare_output  # noqa: E402
 from tilewright.importers.torch_fx import Walker, dtype_of  # noqa: E402
 from tilewright.importers.torch_ops import RULES  # noqa: E402
+from tilewright.importers.torch_ops.fake_quantized import TABLE as FAKE_QUANTIZED
 from tilewright.importers.torch_ops.random import TABLE as RANDOM  # noqa: E402
 from tilewright.importers.torch_symbols import SymbolTable  # noqa: E402
 
@@ -39,6 +40,7 @@ ELSEWHERE = (
     | {f"aten.special_bessel_{kind}.default" for kind in ("j0", "j1", "y0", "y1")}  # test_bessel_functions
     | {"aten.special_airy_ai.default"}
     | {"aten._scaled_mm.default", "aten._scaled_mm_v2.default"}  # test_block_products.py
+    | FAKE_QUANTIZED.rules.keys()  # test_import_torch_fake_quantized.py
 )
 
 
