@@ -22,7 +22,7 @@ from tilewright.importers.report import ImportReport  # noqa: E402
 from tilewright.importers.torch_export import declare_output  # noqa: E402
 from tilewright.importers.torch_fx import Walker, dtype_of  # noqa: E402
 from tilewright.importers.torch_ops import RULES  # noqa: E402
-from tilewright.importers.torch_ops.fake_quantized import TABLE as FAKE_QUANTIZED
+from tilewright.importers.torch_ops.fake_quantized import TABLE as FAKE_QUANTIZED  # noqa: E402
 from tilewright.importers.torch_ops.random import TABLE as RANDOM  # noqa: E402
 from tilewright.importers.torch_symbols import SymbolTable  # noqa: E402
 
