@@ -46,7 +46,7 @@ def lowered(function, target, intrinsics, warps):
     function = run_passes(function, (simplify, carry_uniform_increments, simplify))
     assignment = assign(function, target, warps)
     memory = plan_memory(assignment, 1, target.shared_bytes)
-    ordered = ordering_barriers(assignment.function, exchanging(assignment, memory.scratch.scratch))
+    ordered = ordering_barriers(assignment, exchanging(assignment, memory.scratch.scratch))
     allocation = replace(memory.scratch, barriers=memory.scratch.barriers | ordered)
     module = Module(header=intrinsics.header)
     lowering = KernelLowering(assignment, target, intrinsics, module, "kernel", allocation, warps, RULES)

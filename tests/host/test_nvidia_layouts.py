@@ -187,7 +187,7 @@ def test_accesses_of_other_threads_wait_for_stores():
     """Loads through the pointers that were stored through are the thread's own; others need a barrier."""
     assignment = assigned(through_memory, {"x": "*f32", "out": "*f32"}, {"N": 256})
     accesses = [op for op in assignment.function.walk() if op.opcode in ("load", "store")]
-    waiting = ordering_barriers(assignment.function, ())
+    waiting = ordering_barriers(assignment, ())
     assert [accesses.index(op) for op in accesses if op in waiting] == [4, 5, 7]
 
 
@@ -200,7 +200,7 @@ def in_a_loop(x, out, n, N: tl.constexpr):
 
 def test_loops_that_read_one_parameter_and_write_another_need_no_barrier():
     assignment = assigned(in_a_loop, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 256})
-    assert not ordering_barriers(assignment.function, ())
+    assert not ordering_barriers(assignment, ())
 
 
 @tilewright.jit
@@ -218,7 +218,7 @@ def test_a_loop_waits_once_for_what_was_loaded_before_it():
     """Its stores may overtake another thread's loads before the loop, but not those of the loop itself."""
     assignment = assigned(twice_over, {"x": "*f32", "out": "*f32", "n": "i32"}, {"N": 256})
     loops = [op for op in assignment.function.walk() if op.opcode == "for"]
-    assert ordering_barriers(assignment.function, ()) == {loops[1]}
+    assert ordering_barriers(assignment, ()) == {loops[1]}
 
 
 @tilewright.jit
@@ -231,7 +231,7 @@ def back_and_forth(x, n, N: tl.constexpr):
 def test_a_loop_waits_inside_for_what_it_stores_itself():
     assignment = assigned(back_and_forth, {"x": "*f32", "n": "i32"}, {"N": 256})
     inside = [op for op in assignment.function.walk() if op.opcode in ("load", "store")]
-    assert ordering_barriers(assignment.function, ()) == set(inside)
+    assert ordering_barriers(assignment, ()) == set(inside)
 
 
 @tilewright.jit

@@ -4,7 +4,8 @@ What one thread stores, another may load or store after it: in program order, sa
 Accesses through the same kernel parameter, of which one is a store, therefore get a barrier between them, unless
 
     both go through the same block of pointers in the same layout, so that every thread meets its own elements only;
-        of a block that a loop makes anew, if it leads to the same elements or past them (`pointer_steps`)
+        of a block that a loop makes anew, if it leads to the same elements or past them (`pointer_steps`);
+        of a block that several warps have copies of, if both are stores: one warp stores, but all of them load
     a barrier stands between them already: the author's, or the one inside an exchange through shared memory
     both are atomic
 
@@ -21,7 +22,7 @@ from tilewright.forks import cached_property
 from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import REARRANGING, Effect, effects_of
 from tilewright.targets.gpu.accesses import ACCESSES
-from tilewright.targets.gpu.layouts import SCALAR_REGIONS
+from tilewright.targets.gpu.layouts import SCALAR_REGIONS, Assignment
 from tilewright.targets.gpu.pointer_steps import PointerSteps
 
 _PASSES_POINTERS = REARRANGING | {"offset", "hint"}
@@ -31,13 +32,15 @@ _PASSES_POINTERS = REARRANGING | {"offset", "hint"}
 class _OrderedAccess:
     """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known.
 
-    `loop` is the outermost loop that has made the pointers anew since.
+    `copied` says whether several warps have copies of the pointers; `loop` is the outermost loop that has made them
+    anew since.
     """
 
     root: SSAValue | None
     pointer: SSAValue
     writes: bool
     atomic: bool
+    copied: bool
     loop: Operation | None = None
 
     def conflicts(self, other: _OrderedAccess, steps: PointerSteps) -> bool:
@@ -48,16 +51,20 @@ class _OrderedAccess:
             return False
         if self.pointer is not other.pointer or self.atomic or other.atomic:
             return True
+        if self.copied and self.writes != other.writes:
+            return True
         return other.loop is not None and not steps.apart(self.pointer, other.loop)
 
 
 _State = frozenset[_OrderedAccess]
 
 
-def ordering_barriers(function: Function, exchanging: Collection[Operation]) -> frozenset[Operation]:
+def ordering_barriers(assignment: Assignment, exchanging: Collection[Operation]) -> frozenset[Operation]:
     """The operations before which a barrier is needed; `exchanging` are those that have one inside."""
-    walk = _Walk(function, exchanging)
-    walk.region(function.region, frozenset())
+    pointers = {value: layout for value, layout in assignment.layouts.items() if value.type.is_pointer}
+    copied = {pointer for pointer, layout in pointers.items() if layout.free_variables()["warp"]}
+    walk = _Walk(assignment.function, exchanging, copied)
+    walk.region(assignment.function.region, frozenset())
     return frozenset(walk.barriers)
 
 
@@ -92,7 +99,7 @@ class PointerRoots:
 
     @cached_property
     def _walk(self) -> _Walk:
-        walk = _Walk(self._function, ())
+        walk = _Walk(self._function, (), ())
         walk.region(self._function.region, frozenset())
         return walk
 
@@ -123,9 +130,10 @@ def movable_loads(loop: Operation, roots: PointerRoots) -> set[Operation]:
 
 
 class _Walk:
-    def __init__(self, function: Function, exchanging: Collection[Operation]) -> None:
+    def __init__(self, function: Function, exchanging: Collection[Operation], copied: Collection[SSAValue]) -> None:
         self.parameters = set(function.region.arguments)
         self.exchanging = exchanging
+        self.copied = copied
         self.steps = PointerSteps(function)
         self.barriers: dict[Operation, None] = {}
         self.roots: dict[SSAValue, SSAValue | None] = {}
@@ -150,7 +158,8 @@ class _Walk:
         if pointer.type.is_scalar and operation.opcode == "load":
             pointer = operation.result  # every thread loads it, whoever stored it
         atomic = operation.opcode.startswith("atomic")
-        access = _OrderedAccess(self.root(operation.operands[0]), pointer, operation.opcode != "load", atomic)
+        root, copied = self.root(operation.operands[0]), pointer in self.copied
+        access = _OrderedAccess(root, pointer, operation.opcode != "load", atomic, copied)
         if any(access.conflicts(other, self.steps) for other in since):
             self.barriers[operation] = None
             since = frozenset()

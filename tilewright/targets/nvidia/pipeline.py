@@ -90,7 +90,7 @@ def lower(
         memory = plan_memory(assignment, stages, target.shared_bytes, sizes)
     # Stores of one thread and loads of another stay in the program's order.
     allocation = memory.scratch
-    ordered = ordering_barriers(assignment.function, exchanging(assignment, allocation.scratch))
+    ordered = ordering_barriers(assignment, exchanging(assignment, allocation.scratch))
     allocation = replace(allocation, barriers=allocation.barriers | ordered)
     # One rule for each operation.
     module = Module(header=NvidiaIntrinsics.header)
