@@ -208,8 +208,8 @@ def test_a_metric_that_fails(model: Path, rng: np.random.Generator, score: metri
 
 @pytest.mark.parametrize("given", [
     [1, [2]], np.array("x"), np.array("1"), "1", 1j, np.complex64(1), np.array(1j), np.timedelta64(1), 10**400,
-    np.array(None), np.array([1.0]), object(),
-], ids=repr)  # fmt: skip
+    np.array(None), np.array([1.0]), object,
+], ids=range(12))  # fmt: skip
 def test_scores_that_are_no_numbers(given: object) -> None:
     with pytest.raises(InputError, match=r"the metric gave .*, expected a number"):
         metrics._scored(lambda outputs, inputs: given, {}, {})  # type: ignore[arg-type, return-value]
