@@ -30,7 +30,7 @@ _PASSES_POINTERS = REARRANGING | {"offset", "hint"}
 
 @dataclass(frozen=True)
 class _OrderedAccess:
-    """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known.
+    """An access since the last barrier; `root` is the parameter its pointers come from, None if unknown.
 
     `copied` says whether several warps have copies of the pointers; `loop` is the outermost loop that has made them
     anew since.
