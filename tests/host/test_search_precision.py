@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -256,6 +258,16 @@ def test_scripts_with_dataclasses(tmp_path: Path) -> None:
         script.parent.mkdir()
         script.write_text(text.format(number))
     assert [load_data(script) for script in scripts] == [[0, True], [1, True]]
+
+
+def test_a_script_that_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's bytecode cache would give the old file: the times differ by less than a second, the sizes not at all."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    script = tmp_path / "data.py"
+    for value in (1, 2):
+        script.write_text(f"def samples():\n    return [{value}]\n")
+        os.utime(script, (1e9, 1e9))
+        assert load_data(script) == [value]
 
 
 def test_a_file_that_was_cut_off(model: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from tilewright import shim
 from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.scripts import run_script
 from tilewright.errors import CompilationError, TilewrightError
 
 if TYPE_CHECKING:
@@ -55,14 +55,9 @@ def load_kernel(file: Path, name: str) -> JITFunction:
     from tilewright.launch.jit import JITFunction
 
     shim.install()
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise wrong_usage(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:
-        spec.loader.exec_module(module)
+        module = run_script(file, file.stem)
     except TilewrightError:
         raise
     except Exception as error:  # the file's own faults, shown from its own lines on

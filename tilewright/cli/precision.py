@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +13,7 @@ from rich.table import Table
 
 from tilewright.cli.console import wrong_usage
 from tilewright.cli.progress import BuildProgress
+from tilewright.cli.scripts import run_script
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,12 +60,10 @@ def parse_part(text: str) -> float:
 def _function_of(option: str, text: str, name: str, parameters: str) -> Callable[..., Any]:
     """A function of a Python file, which is run; raises `typer.BadParameter`."""
     called = f"_tilewright_script_{hashlib.sha256(os.fsencode(Path(text).resolve())).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(called, text) if Path(text).is_file() else None
-    if spec is None or spec.loader is None:
+    if not Path(text).is_file():
         raise wrong_usage(f"{option} {text}: there is no such Python file")
-    module = sys.modules[called] = importlib.util.module_from_spec(spec)  # dataclasses look there for types in strings
     try:
-        spec.loader.exec_module(module)
+        module = run_script(Path(text), called)
     except Exception as error:
         raise wrong_usage(f"{option} {text}: running it raised {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
