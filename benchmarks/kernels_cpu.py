@@ -394,7 +394,8 @@ def our_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, 
     def run() -> None:
         launcher(q, k, v, q, out, SEQUENCE, SEQUENCE, 1, scale, *strides, 0, 0, 0, 0, 0, 0, 0, HEAD=HEAD,
                  VALUE_HEAD=HEAD, BLOCK_S=block, BLOCK_T=KEY_BLOCK, MASK_S=SEQUENCE % block != 0,
-                 MASK_T=SEQUENCE % KEY_BLOCK != 0, CAUSAL=False, BIAS=0, TYPE=tl.float32)  # fmt: skip
+                 MASK_T=SEQUENCE % KEY_BLOCK != 0, CAUSAL=False, WINDOW=0, SOFTCAP=0.0, BIAS=0,
+                 TYPE=tl.float32)  # fmt: skip
 
     return run
 

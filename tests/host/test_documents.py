@@ -1,8 +1,8 @@
 """Documents: links lead somewhere, every page is in the site's navigation, every Python block runs.
 
 A page's blocks run in order, as a reader would type them. Blocks under a comment such as ``<!-- example -->`` belong to
-the page's own test; those under ``<!-- gpu -->`` are run by tests/device, under ``<!-- shim -->`` in a process of their
-own; a ``<!-- fragment -->`` shows a part of a program and has to be Python.
+the page's own test, which reads them by the name; those under ``<!-- gpu -->`` are run by tests/device, under
+``<!-- shim -->`` in a process of their own.
 """
 
 from __future__ import annotations
@@ -65,6 +65,15 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tmp_path / f"document_{page.stem.replace('-', '_')}.py"
     path.write_text(program, encoding="utf-8")
     exec(compile(program, str(path), "exec"), {"__name__": "__main__"})
+
+
+def test_blocks_with_a_name_have_a_test() -> None:
+    tests = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    for page in PAGES:
+        readers = [text for text in tests.values() if page.name in text]
+        for marker in {marker for marker, _ in blocks(page)} - {None, "gpu", "shim"}:
+            names = (f'"{marker}"', f"<!-- {marker} -->", 're.findall(r"```python')
+            assert any(name in text for name in names for text in readers), (page.name, marker)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

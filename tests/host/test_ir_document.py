@@ -13,7 +13,8 @@ from tilewright.ir import parser
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "internals" / "tile-ir.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "internals" / "tile-ir.md").read_text(encoding="utf-8")
 
 
 def block(name: str) -> str:
@@ -35,6 +36,11 @@ def test_example_error_is_as_written():
     with pytest.raises(ExecutionError) as caught:
         exec(wrong, {"text": block("example")})
     assert str(caught.value) == block("error").strip()
+
+
+def test_the_rule_is_the_passes():
+    source = (ROOT / "tilewright" / "passes" / "arithmetic_rules.py").read_text(encoding="utf-8")
+    assert block("rule") in source
 
 
 def test_grammar_is_the_parsers():

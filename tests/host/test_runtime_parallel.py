@@ -13,6 +13,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from tests.documents import blocks
 from tests.host.handmade import compile_text
 from tilewright.errors import SettingsError
 from tilewright.runtime import glue as glue_module
@@ -74,6 +75,13 @@ def providers() -> list[str]:
             continue
         found.append(name)
     return found
+
+
+def test_the_program_of_the_page():
+    (block,) = [block for marker, block in blocks(ROOT / "docs" / "internals" / "runtime.md") if marker == "object"]
+    space = {"image": compile_text(ADD_ONE)}
+    exec(block, space)
+    np.testing.assert_array_equal(space["x"], 1)
 
 
 def test_objects_link_to_each_other_and_to_libm():
