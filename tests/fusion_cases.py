@@ -20,7 +20,7 @@ from tilewright.graph.kernel_facts import common_facts
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.target_passes import TargetPasses
-from tilewright.targets.kernel_facts import CPU_KERNELS, GPU_KERNELS
+from tilewright.targets.library_facts import CPU_KERNELS, GPU_KERNELS
 
 # Every target has these kernels; groups of several reductions are tested elsewhere.
 KERNELS = replace(common_facts([GPU_KERNELS, CPU_KERNELS]), row_programs=False)

@@ -28,7 +28,7 @@ from tilewright.quant.layers import GROUPS, INT8_WEIGHTS, WEIGHT_BITS, layers_of
 from tilewright.quant.quantize import calibrate
 from tilewright.quant.rounding import RoundedWeights
 from tilewright.quant.weights import matrix_of, with_rounded_weights
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 
 FP8_LARGEST = 448.0
 GROUP = 128  # of the depth, that share a scale of 8-bit floats

@@ -24,7 +24,7 @@ from tilewright.insight.report import report
 from tilewright.quant.layers import layers_of, with_reasons
 from tilewright.quant.quantize import quantize
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 from tilewright.targets.registry import get_target
 
 

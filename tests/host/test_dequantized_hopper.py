@@ -40,7 +40,7 @@ from tilewright.passes.pipeline import simplify
 from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
-from tilewright.targets.kernel_facts import unsupported_weights
+from tilewright.targets.library_facts import unsupported_weights
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget

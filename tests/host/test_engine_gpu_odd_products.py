@@ -13,7 +13,7 @@ from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 from tilewright.targets.nvidia import target as nvidia
 
 

@@ -21,7 +21,7 @@ from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.reference import run
 from tilewright.library.convolution.simt.few_planes import FewProblem, ranked_forms
 from tilewright.settings import settings
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Sizes = tuple[int, ...]

@@ -18,7 +18,7 @@ from tilewright.graph.passes import fold_pixels
 from tilewright.graph.reference import run
 from tilewright.library.convolution.simt import candidates, winograd
 from tilewright.library.convolution.simt import planes as plane_candidates
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 from tilewright.targets.nvidia import target as nvidia
 
 ERROR = 1e-5  # of a result, by 8 points in one direction: 10 times what 64 channels were seen to take

@@ -19,7 +19,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_fused
 from tilewright.graph.views import dense_view, follow, follow_all
 from tilewright.symbolic import evaluate
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 
 
 def fused_of(b: GraphBuilder) -> FusedGraph:

@@ -15,7 +15,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_graph
 from tilewright.graph.reference import run
 from tilewright.graph.verifier import verify
-from tilewright.targets.kernel_facts import CPU_KERNELS
+from tilewright.targets.library_facts import CPU_KERNELS
 
 
 def ops_of(graph: Graph) -> list[str]:

@@ -14,7 +14,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.wide_heads import separate_wide_heads
 from tilewright.graph.reference import run
-from tilewright.targets.kernel_facts import GPU_KERNELS
+from tilewright.targets.library_facts import GPU_KERNELS
 
 WIDEST_HEAD = GPU_KERNELS.widest_head
 

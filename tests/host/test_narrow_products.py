@@ -20,7 +20,7 @@ from tilewright.graph.reference import run_graph
 from tilewright.graph.verifier import verify
 from tilewright.library import packing
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.kernel_facts import CPU_KERNELS
+from tilewright.targets.library_facts import CPU_KERNELS
 
 if not CPUTarget.host().kernels.narrow_types:
     pytest.skip("products of integers are computed in floats here", allow_module_level=True)

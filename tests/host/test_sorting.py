@@ -25,7 +25,7 @@ from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E40
 from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
 from tilewright.targets.cpu.backend import CPUBackend  # noqa: E402
-from tilewright.targets.kernel_facts import CPU_KERNELS, GPU_KERNELS  # noqa: E402
+from tilewright.targets.library_facts import CPU_KERNELS, GPU_KERNELS  # noqa: E402
 from tilewright.targets.registry import get_targets, graph_passes  # noqa: E402
 
 NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()

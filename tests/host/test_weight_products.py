@@ -25,7 +25,7 @@ from tilewright.library.candidate import PackedConstant
 from tilewright.library.matmul.dequantized import MOST_LINES, lines_of
 from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.kernel_facts import CPU_KERNELS
+from tilewright.targets.library_facts import CPU_KERNELS
 
 
 def random_matrix(

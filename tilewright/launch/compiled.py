@@ -39,7 +39,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class KernelMetadata:
-    """Facts about compiled code under the names that host code reads; launch options have no effect on the CPU."""
+    """What `compiled.metadata` has: facts about compiled code by Triton's names; CPUs ignore launch options."""
 
     name: str
     hash: str

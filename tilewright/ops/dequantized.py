@@ -35,7 +35,7 @@ from tilewright.ops.launches import bound_launch, launch_on_any_stream, pointer_
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
-from tilewright.targets.kernel_facts import unsupported_weights
+from tilewright.targets.library_facts import unsupported_weights
 
 _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _MOST_DEQUANTIZED = 4096  # prepared launches

@@ -8,7 +8,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.weight_products import weight_products
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.quantized_weights import QuantizedMatrix, multiply
-from tilewright.targets.kernel_facts import CPU_KERNELS
+from tilewright.targets.library_facts import CPU_KERNELS
 
 rng = np.random.default_rng(0)
 codes = rng.integers(0, 16, (130, 128)).astype(np.uint8).view(BY_NAME["float4e2"].numpy)

@@ -136,12 +136,11 @@ def quantized_where(call: OnnxCall) -> Value:
 
 @rule("QLinearConv")
 def quantized_convolution(call: OnnxCall) -> Value:
-    """The standard one; channels of image and result may be last."""
+    """QLinearConv of ONNX Runtime: ONNX's, whose image and result have their channels last with `channels_last`."""
     if not call.attribute("channels_last", 0):
         return quantized.quantized_convolution(call)
     image = call.tensor(0)
-    turned = _channels_first(call, call[0])
-    call.inputs[0] = type(image)(image.name, turned)
+    call.inputs[0] = type(image)(image.name, _channels_first(call, call[0]))
     return _channels_back(call, quantized.quantized_convolution(call))
 
 

@@ -342,7 +342,7 @@ def times_power_of_two(call: TorchCall, x: Value, exponent: Value) -> Value:
 
 @rule("nextafter.default")
 def next_number(call: TorchCall, x: Value, other: Value) -> Value:
-    """The next number of the type towards another one."""
+    """torch.nextafter: the next number of the type towards another one."""
     start, end = (call.broadcast(item, call.shape) for item in call.pair(x, other))
     bits = _bits(call, start)
     one = call.builder.number(1, bits.dtype)

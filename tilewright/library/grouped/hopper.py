@@ -60,7 +60,7 @@ def hopper_grouped(grouped: GroupedProblem, target: Target) -> list[Candidate]:
 
 
 def grouped_configs(problem: MatmulProblem, groups: int, machine: Machine) -> list[tuple[MatmulConfig, float]]:
-    """The configs worth timing, the quickest by the estimate first: two of a number of rows."""
+    """The configs worth timing, the quickest by the estimate first: two for each number of rows of a tile."""
 
     def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulConfig, float]]:
         share = -(-problem.rows // groups)

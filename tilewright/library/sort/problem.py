@@ -12,7 +12,7 @@ from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Operand
 from tilewright.symbolic import Size, product, upper_bound
-from tilewright.targets.kernel_facts import SORTED_ROW
+from tilewright.targets.library_facts import SORTED_ROW
 
 KEY_TYPES: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}  # by the bytes of a number
 

@@ -18,7 +18,7 @@ from tilewright.library.sort import simt_kernel as kernels
 from tilewright.library.sort.problem import Sorting, sorting_of
 from tilewright.symbolic import Size, ceil_divide, lift, simplify, upper_bound
 from tilewright.targets.base import Target
-from tilewright.targets.kernel_facts import SORTED_ROW
+from tilewright.targets.library_facts import SORTED_ROW
 
 STAGES = SORTED_ROW.bit_length() - 1  # log2 of the elements of a CTA's network, at most
 NETWORK_ELEMENTS = 1024  # of the networks of short rows together

@@ -15,7 +15,7 @@ from tilewright.forks import cached_property
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.settings import settings
-from tilewright.targets.kernel_facts import CPU_KERNELS
+from tilewright.targets.library_facts import CPU_KERNELS
 from tilewright.targets.machine import Machine, cpu_machine
 
 _LINUX_X86, _LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"

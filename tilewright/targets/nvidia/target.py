@@ -19,7 +19,7 @@ from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.precision import TF32
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.gpu_program import LARGEST_GRID
-from tilewright.targets.kernel_facts import GPU_KERNELS, unsupported_weights
+from tilewright.targets.library_facts import GPU_KERNELS, unsupported_weights
 from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.machine import nvidia_machine
 

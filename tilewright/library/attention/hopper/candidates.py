@@ -80,7 +80,7 @@ def is_tiled(anchor: Node, strided: Strided) -> bool:
 
 
 def own_extra(strided: Strided) -> int:
-    """Operands of a bias, in front of those of an epilogue."""
+    """How many operands the bias of attention adds in front of those of the epilogue."""
     return 0 if strided.bias is None else 5
 
 

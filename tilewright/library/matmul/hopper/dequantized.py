@@ -36,7 +36,7 @@ from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.symbolic import product as size_of
 from tilewright.targets.base import Target
-from tilewright.targets.kernel_facts import WEIGHT_STAGE, unsupported_weights
+from tilewright.targets.library_facts import WEIGHT_STAGE, unsupported_weights
 from tilewright.targets.machine import Machine
 
 MOST_CANDIDATES = 6  # that are candidates
