@@ -68,8 +68,8 @@ def examine(family: Family, options: Any) -> list[dict[str, Any]]:
             record["identical"] = repeats_exactly(case, options.repeats, disturbance)
             records.append(record)
             print(line(record), flush=True)
-            for held in (case.runs, case.results, case.vendors):
-                held.clear()
+            for table in (case.runs, case.results, case.vendors):
+                table.clear()
             torch.cuda.empty_cache()
     except Exception as error:
         records.append({"family": family.name, "name": "-", "failed": f"{type(error).__name__}: {error}"})
@@ -79,9 +79,9 @@ def examine(family: Family, options: Any) -> list[dict[str, Any]]:
 
 def line(record: dict[str, Any]) -> str:
     """A record in one line."""
-    beside = f", {record['peer']} {record['peer_error']:.2e}: {record['ratio']:.2f}" if "ratio" in record else ""
+    compared = f", {record['peer']} {record['peer_error']:.2e}: {record['ratio']:.2f}" if "ratio" in record else ""
     same = "the same" if record["identical"] else "NOT THE SAME"
-    return f"{record['family']:12} {record['name']:40} {record['error']:.2e}{beside}; runs {same}"
+    return f"{record['family']:12} {record['name']:40} {record['error']:.2e}{compared}; runs {same}"
 
 
 def failures(records: list[dict[str, Any]]) -> list[str]:
@@ -110,8 +110,8 @@ def main() -> int:
         records += examine(FAMILIES[name], options)
     ran = {record["family"] for record in records}
     if options.out.exists():
-        kept = json.loads(options.out.read_text())["cases"]
-        records = [*(record for record in kept if record["family"] not in ran), *records]
+        earlier = json.loads(options.out.read_text())["cases"]
+        records = [*(record for record in earlier if record["family"] not in ran), *records]
     data = {"environment": kernels_cuda.environment(), "repeats": options.repeats, "cases": records}
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(data, indent=1) + "\n")

@@ -137,8 +137,8 @@ def measure(name: str, is_dynamic: bool, rounds: int) -> dict[str, Any]:
             if common.installed("onnxruntime"):
                 peers.append(fresh_process("--session", str(path)))
 
-    def median(runs: list[dict[str, Any]], what: str, clock: int = 0) -> float | None:
-        return round(statistics.median(run[what][clock] for run in runs), 4) if runs else None
+    def median(runs: list[dict[str, Any]], quantity: str, clock: int = 0) -> float | None:
+        return round(statistics.median(run[quantity][clock] for run in runs), 4) if runs else None
 
     stages = {stage: round(statistics.median(run["stages"][stage] for run in full), 3) for stage in full[0]["stages"]}
     return {

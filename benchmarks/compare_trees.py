@@ -46,7 +46,7 @@ class Side:
     def __init__(self, tree: Path, folder: Path) -> None:
         self.tree, self.folder = tree, folder
         self.timed: dict[str, Callable[[], float]] = {}
-        self.held: Any = None
+        self.remaining: Any = None
 
     def engine_path(self, name: str) -> Path:
         """Where a built model lies."""
@@ -78,7 +78,7 @@ class Side:
         import tilewright
         from benchmarks.models_cuda import milliseconds
 
-        self.timed, self.held = {}, None
+        self.timed, self.remaining = {}, None
         torch.cuda.empty_cache()
         with torch.inference_mode():
             torch.manual_seed(0)
@@ -134,7 +134,7 @@ class Side:
         harness.Case.check = lambda *_, **__: None  # type: ignore[method-assign]
         kernels_cuda.register()
         found = harness.FAMILIES.get(name)
-        self.held = found.cases(False) if found is not None else iter(())
+        self.remaining = found.cases(False) if found is not None else iter(())
         return {}
 
     def following(self, _: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Side:
         self.timed = {}
         torch.cuda.empty_cache()
         torch.manual_seed(0)
-        case = next(self.held, None)
+        case = next(self.remaining, None)
         if case is None:
             return {}
         clocks = {"flush": harness._flushed, "graph": harness._replayed, "host": harness._on_host}
@@ -220,7 +220,7 @@ class Pair:
         self._send(text, side)
         return self._answer(side)
 
-    def both(self, text: str) -> dict[str, dict[str, Any]]:
+    def ask_both(self, text: str) -> dict[str, dict[str, Any]]:
         """The answers of both, which work at the same time."""
         for side in SIDES:
             self._send(text, side)
@@ -297,10 +297,10 @@ def cases(pair: Pair, part: str, names: list[str]) -> Iterator[tuple[str, dict[s
     """The names of what a part compares, with what both sides answer when they make it ready."""
     for name in names:
         if part != "kernels":
-            yield name, pair.both(f"{'cpu' if part == 'cpu' else 'model'} {name}")
+            yield name, pair.ask_both(f"{'cpu' if part == 'cpu' else 'model'} {name}")
             continue
-        pair.both(f"family {name}")
-        found = pair.both("following")
+        pair.ask_both(f"family {name}")
+        found = pair.ask_both("following")
         while all(found.values()):
             called = {side: answer.get("name", "?") for side, answer in found.items()}
             if len(set(called.values())) > 1:
@@ -310,7 +310,7 @@ def cases(pair: Pair, part: str, names: list[str]) -> Iterator[tuple[str, dict[s
             yield f"{name}: {called['after']}", found
             if any("error" in answer for answer in found.values()):
                 break  # what comes later can no longer be paired
-            found = pair.both("following")
+            found = pair.ask_both("following")
 
 
 def names_of(part: str) -> list[str]:
@@ -341,8 +341,8 @@ def save(trees: dict[str, Path], records: list[dict[str, Any]]) -> None:
     made = {"environment": common.environment(1), **{side: version(tree) for side, tree in trees.items()}}
     old = json.loads(PATH.read_text())["cases"] if PATH.exists() else []
     new = {(each["part"], each["name"]) for each in records}
-    kept = [each for each in old if (each["part"], each["name"]) not in new]
-    PATH.write_text(json.dumps({"cases": [*kept, *({**each, **made} for each in records)]}, indent=1) + "\n")
+    earlier = [each for each in old if (each["part"], each["name"]) not in new]
+    PATH.write_text(json.dumps({"cases": [*earlier, *({**each, **made} for each in records)]}, indent=1) + "\n")
 
 
 def main() -> int:

@@ -177,12 +177,12 @@ def matmul_case(size: int, threads: int) -> Case:
     weight = torch.from_numpy(np.ascontiguousarray(b.T))
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, size)
     left = torch.from_numpy(a)
-    kept: list[Any] = [None]
+    newest: list[Any] = [None]
 
     def onednn() -> None:
-        kept[0] = torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
+        newest[0] = torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
 
-    case.add("oneDNN, prepacked", onednn, lambda: kept[0].numpy())
+    case.add("oneDNN, prepacked", onednn, lambda: newest[0].numpy())
     result, right = torch.empty(size, size), torch.from_numpy(b)
     case.add("torch.mm", lambda: torch.mm(left, right, out=result), result.numpy)
     array = aligned(size, size)
@@ -206,12 +206,12 @@ def bfloat16_matmul_case(size: int, threads: int) -> Case:
     result = torch.empty(size, size, dtype=torch.bfloat16)
     case.add("oneDNN (torch.mm)", lambda: torch.mm(left, right, out=result), lambda: result.float().numpy())
     packed = torch.ops.mkldnn._reorder_linear_weight(torch_of(np.ascontiguousarray(b.T)), size)
-    kept: list[Any] = [None]
+    newest: list[Any] = [None]
 
     def onednn() -> None:
-        kept[0] = torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
+        newest[0] = torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
 
-    case.add("oneDNN, prepacked", onednn, lambda: kept[0].float().numpy())
+    case.add("oneDNN, prepacked", onednn, lambda: newest[0].float().numpy())
     return case
 
 
@@ -231,8 +231,8 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
     group = target.panel_group(dtype, rows, depth) if packed else 1
     blocks = choose_blocks((rows,), columns, depth, 1, dtype, target, target.machine(), width, group)
     right = packing.apply(packing.panels_recipe(width, False, group), b) if packed else b
-    held = aligned(*right.shape, dtype=right.dtype)
-    held[...] = right
+    operand = aligned(*right.shape, dtype=right.dtype)
+    operand[...] = right
     grid = (-(-rows // blocks.rows), -(-columns // blocks.columns), 1)
     strides = (depth, 1, 0 if packed else columns, 0 if packed else 1, columns)
     constants = {
@@ -245,7 +245,7 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
     launcher = matmul[grid]
 
     def run() -> None:
-        launcher(a, held, out, rows, columns, depth, *strides, **constants)
+        launcher(a, operand, out, rows, columns, depth, *strides, **constants)
 
     return run
 

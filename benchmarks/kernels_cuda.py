@@ -79,13 +79,13 @@ def save(path: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Write the results; families that did not run stay as they are in the file."""
     here = environment()
     ran = {record["family"] for record in records}
-    kept: list[dict[str, Any]] = []
+    earlier: list[dict[str, Any]] = []
     environments = {name: here for name in ran}
     if path.exists():
         before = json.loads(path.read_text())
-        kept = [record for record in before["cases"] if record["family"] not in ran]
+        earlier = [record for record in before["cases"] if record["family"] not in ran]
         environments = {**{n: e for n, e in before["environments"].items() if n not in ran}, **environments}
-    cases = [*kept, *records]
+    cases = [*earlier, *records]
     data = {"environments": environments, "families": summary(cases), "cases": cases}
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")

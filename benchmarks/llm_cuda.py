@@ -87,9 +87,9 @@ def measured(name: str, time_of_step: float, weights: int, layers: int, read: fl
     """Tokens a second, and the share of what the GPU can do."""
     kind, count = name.split()
     tokens = int(count)
-    kept = 4 * KEYS * layers  # bytes of a token
+    token_bytes = 4 * KEYS * layers  # bytes of a token
     if kind == "decode":
-        bound = (weights + kept * tokens * CONTEXT) / read
+        bound = (weights + token_bytes * tokens * CONTEXT) / read
     else:
         products = weights - 2 * VOCABULARY * HIDDEN  # bytes, and the operations of a token
         bound = (products * tokens + 2 * QUERIES * layers * tokens**2) / rate
@@ -133,11 +133,11 @@ class Run:
         self.steps.append({"name": name, "runtime": runtime, **facts, **numbers})
         print(json.dumps(self.steps[-1]), flush=True)
 
-    def has_time(self, what: str) -> bool:
+    def has_time(self, case_name: str) -> bool:
         """Whether a further case may begin; says which does not."""
         if time.monotonic() < self.end:
             return True
-        print(f"no time for {what}", flush=True)
+        print(f"no time for {case_name}", flush=True)
         return False
 
     def own_steps(self, model: GPUModel, profile: bool) -> None:

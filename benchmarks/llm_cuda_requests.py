@@ -77,9 +77,9 @@ def bound_of(layers: int, weights: int, requests: int, read: float, rate: float)
     """Seconds that `offline` takes at least."""
     products = weights - 2 * model.VOCABULARY * model.HIDDEN
     of_prompts = requests * (products * PROMPT + 2 * model.QUERIES * layers * PROMPT**2) / rate
-    kept = 4 * model.KEYS * layers
+    token_bytes = 4 * model.KEYS * layers
     mean = PROMPT + OUTPUT / 2
-    return float(of_prompts + requests / BATCH * OUTPUT * (weights + kept * BATCH * mean) / read)
+    return float(of_prompts + requests / BATCH * OUTPUT * (weights + token_bytes * BATCH * mean) / read)
 
 
 class Requests:

@@ -323,9 +323,9 @@ def save(path: Path, records: list[dict[str, Any]]) -> None:
     if path.exists():
         found = {case["name"]: case for case in json.loads(path.read_text())["cases"]} | found
     order = [name for cases in SETS.values() for name in cases]
-    kept = [found[name] for name in order if name in found]
+    ordered = [found[name] for name in order if name in found]
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"models": True, "cases": kept}, indent=1) + "\n")
+    path.write_text(json.dumps({"models": True, "cases": ordered}, indent=1) + "\n")
 
 
 def main() -> int:

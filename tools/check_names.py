@@ -8,7 +8,7 @@
   others lay down are in `EXCEPTIONS`, with the reason.
 - No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
   and in capitals or not.  Such a word may be a part of a name (``kept_axis``), but those of `VAGUE_PARTS` are no parts
-  of names of functions and classes either.  This goes for the examples, too.
+  of names of functions and classes either.  This goes for examples, benchmarks, tools and the demo, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "tilewright"
-EXAMPLES = ROOT.parent / "examples"
+OTHERS = ("benchmarks", "demo", "examples", "tools")  # folders whose names say what they hold, too
 # name -> why several files may have it. An entry that is no longer needed fails the check.
 EXCEPTIONS = {
     "COLUMNS": "a number of the library, and the same for kernels",
@@ -151,7 +151,8 @@ def problems(paths: Iterable[Path], root: Path = ROOT) -> Iterator[str]:
 
 def main() -> int:
     found = list(problems(ROOT.rglob("*.py")))
-    found += [f"{place}: name what it holds" for place in vague_names(EXAMPLES.rglob("*.py"))]
+    for folder in OTHERS:
+        found += [f"{place}: name what it holds" for place in vague_names((ROOT.parent / folder).rglob("*.py"))]
     for problem in found:
         print(problem)
     print(f"names: {len(found)} problems, {len(EXCEPTIONS)} exceptions")

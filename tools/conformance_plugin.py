@@ -53,9 +53,9 @@ class Worker:
             items.clear()
             return
         wanted = set(self.cases)
-        kept = [item for item in items if item.nodeid in wanted]
+        selected = [item for item in items if item.nodeid in wanted]
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
-        items[:] = kept
+        items[:] = selected
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -35,7 +35,9 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 def reason(case: str, entry: Entry) -> str:
     """Why a case does not pass: the first entry of `REASONS` that matches, or `OTHER`."""
     error = f"{entry.get('type', '')}: {entry.get('message', '')} {entry['outcome']}"
-    return next((text for where, what, text in REASONS if re.search(where, case) and re.search(what, error)), OTHER)
+    return next(
+        (text for where, pattern, text in REASONS if re.search(where, case) and re.search(pattern, error)), OTHER
+    )
 
 
 def file_results(file: str, listed: list[Entry], outcomes: dict[str, Entry]) -> Entry:

@@ -119,8 +119,10 @@ def compare(test: Test, results: list[Any]) -> None:
     for number, (found, wanted) in enumerate(_pairs(results, list(map(_array, test.outputs)), test)):
         found = np.asarray(found)
         if found.shape != np.shape(wanted) or found.dtype != wanted.dtype:
-            what = f"output {number} is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
-            raise Failed("wrong", f"{test.name}: {what}", test.name)
+            problem = (
+                f"output {number} is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
+            )
+            raise Failed("wrong", f"{test.name}: {problem}", test.name)
         if wanted.dtype.kind == "O":
             if not np.array_equal(found, wanted):
                 raise Failed("wrong", f"{test.name}: output {number} is {found}, expected {wanted}", test.name)

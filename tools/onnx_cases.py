@@ -55,15 +55,15 @@ def pooled(
         for axis, limit in enumerate(limits):
             within &= np.expand_dims(places[axis] < limit, tuple(other for other in range(axes) if other != axis))
         inside.append(np.broadcast_to(within, values[-1].shape))
-    window, taken = np.stack(values), np.stack(inside)
+    window, counted = np.stack(values), np.stack(inside)
     if not (count_include_pad == 1 and pooling_type in ("AVG", "LPPOOL")):
-        taken = taken & ~np.isnan(window)
+        counted = counted & ~np.isnan(window)
     if pooling_type == "MAX":
-        result = np.max(window, 0, initial=_least(padded.dtype), where=taken)
+        result = np.max(window, 0, initial=_least(padded.dtype), where=counted)
     elif pooling_type == "AVG":
-        result = np.sum(window, 0, where=taken, dtype=np.float64) / np.sum(taken, 0)
+        result = np.sum(window, 0, where=counted, dtype=np.float64) / np.sum(counted, 0)
     else:
-        result = np.sum(np.abs(window) ** p, 0, where=taken) ** (1.0 / p)
+        result = np.sum(np.abs(window) ** p, 0, where=counted) ** (1.0 / p)
     y = np.zeros([*x_shape[:2], *out_shape], padded.dtype)
     y[(slice(None), slice(None), *(slice(count) for count in counts))] = result
     return y

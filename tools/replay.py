@@ -174,8 +174,8 @@ def model(make: GraphMaker, target: str) -> Texts:
         order = Order([machine], lambda *_: None, "", Tuning(effort=0, quick=False))
         (program,) = EngineBuilder(make(), order).programs()
     names = {key: entry.name for key, entry in program.kernels.entries.items()}
-    taken = dict.fromkeys(choice.kernel for step in program.plan.steps for choice in step.choices)
-    texts = {f"{number:02} {names[key]}": recorder.texts[key] for number, key in enumerate(taken) if key in names}
+    chosen = dict.fromkeys(choice.kernel for step in program.plan.steps for choice in step.choices)
+    texts = {f"{number:02} {names[key]}": recorder.texts[key] for number, key in enumerate(chosen) if key in names}
     return {"plan": plain(json.dumps(plan_to_json(program.plan), indent=1, sort_keys=True, default=str)), **texts}
 
 
@@ -277,10 +277,10 @@ def replay(pattern: str = "", processes: int = 2) -> tuple[Texts, float]:
     seconds = 0.0
     warnings.simplefilter("ignore")  # of exporters
     with multiprocessing.get_context("fork").Pool(max(1, min(processes, len(_JOBS)))) as pool:
-        for name, found, taken in pool.imap_unordered(_run, range(len(_JOBS))):
+        for name, found, elapsed in pool.imap_unordered(_run, range(len(_JOBS))):
             texts |= found
-            seconds += taken
-            print(f"{taken:6.1f} s  {len(found):4} texts  {name}", file=sys.stderr)
+            seconds += elapsed
+            print(f"{elapsed:6.1f} s  {len(found):4} texts  {name}", file=sys.stderr)
     return dict(sorted(texts.items())), seconds
 
 
@@ -304,10 +304,10 @@ def differences(path: Path, texts: Texts, folder: Path | None, pattern: str = ""
         if name not in texts or name not in before:
             yield f"{name}: {'is no longer there' if name in before else 'is new'}"
         elif digest(texts[name]) != before[name]:
-            kept = folder / f"{before[name]}.txt" if folder is not None else None
+            recorded = folder / f"{before[name]}.txt" if folder is not None else None
             lines = []
-            if kept is not None and kept.exists():
-                old = kept.read_text().splitlines()
+            if recorded is not None and recorded.exists():
+                old = recorded.read_text().splitlines()
                 lines = list(difflib.unified_diff(old, texts[name].splitlines(), "before", "now", lineterm="", n=1))
             yield "\n    ".join([f"{name}: differs", *lines[:_LINES_SHOWN]])
 

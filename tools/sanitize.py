@@ -70,8 +70,11 @@ class Outcome:
     @property
     def died(self) -> bool:
         """Whether neither pytest nor the sanitizer came to its summary of errors."""
-        told = re.search(r"\d (passed|failed|skipped|error)", self.tests), re.search("SUMMARY: [1-9]", self.summary)
-        return self.code not in (None, 0) and not any(told)
+        summaries = (
+            re.search(r"\d (passed|failed|skipped|error)", self.tests),
+            re.search("SUMMARY: [1-9]", self.summary),
+        )
+        return self.code not in (None, 0) and not any(summaries)
 
     @property
     def clean(self) -> bool:
@@ -138,7 +141,7 @@ def run_on(gpu: str, batch: Batch, logs: Path, end: float) -> Outcome:
     return Outcome(batch, code, last_line(report), last_line(text))
 
 
-def told(outcomes: Sequence[Outcome], logs: Path) -> bool:
+def print_outcomes(outcomes: Sequence[Outcome], logs: Path) -> bool:
     """Print the sums, and every batch that is not clean; whether all are."""
     for tool in sorted({outcome.batch.tool for outcome in outcomes}):
         mine = [outcome for outcome in outcomes if outcome.batch.tool == tool]
@@ -191,7 +194,7 @@ def main() -> int:
             for future in as_completed([pool.submit(run, batch, options.logs, end, gpus) for batch in batches]):
                 outcomes.append(outcome := future.result())
                 print(f"{outcome.batch.name}: {outcome.tests or 'cut'} | {outcome.summary}", flush=True)
-    return 0 if told(outcomes, options.logs) else 1
+    return 0 if print_outcomes(outcomes, options.logs) else 1
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def request(rng: random.Random) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def ask(port: int, content: bytes, sent: int | None = None, taken: int | None = None) -> bytes:
+async def ask(port: int, content: bytes, sent: int | None = None, received: int | None = None) -> bytes:
     """The answer; the client sends and takes so many bytes at most, and then cuts the line."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -73,10 +73,10 @@ async def ask(port: int, content: bytes, sent: int | None = None, taken: int | N
         await writer.drain()
         if sent is not None and sent < len(content):
             return b""
-        if taken is None:
+        if received is None:
             return await reader.read(-1)
         found = b""
-        while len(found) < taken and (piece := await reader.read(taken - len(found))):
+        while len(found) < received and (piece := await reader.read(received - len(found))):
             found += piece
         return found
     except ConnectionError:
@@ -115,19 +115,19 @@ async def overload(port: int, rng: random.Random, rate: float, seconds: float, m
 
     async def one() -> None:
         leaves = rng.randint(0, 300) if rng.random() < 0.1 else None
-        answer = await ask(port, request(rng), taken=leaves)
+        answer = await ask(port, request(rng), received=leaves)
         if leaves is None:
             found[status(answer)] += 1
 
     began = time.monotonic()
     every = min(5.0, seconds / 8)
-    shown = -every
+    sampled = -every
     while (now := time.monotonic() - began) < seconds:
         task = asyncio.ensure_future(one())
         running.add(task)
         task.add_done_callback(running.discard)
-        if now - shown >= every:
-            shown = now
+        if now - sampled >= every:
+            sampled = now
             memory.append(resident(process))
         await asyncio.sleep(rng.expovariate(rate))
     await asyncio.gather(*running)
@@ -170,14 +170,14 @@ async def soak(port: int, process: int, seconds: float, kills: int, seed: int) -
         slowest = max(slowest, await left(port))
     after = await capacity(port, rng, min(20.0, seconds / 4))
     print(f"{kills} clients killed; pages free after at most {slowest:.2f} s; then {after:.0f} requests/s")
-    held = {
+    passed = {
         "refusals are 429 and 503 with Retry-After": set(statuses) <= {200, 429, 503} and statuses[200] > 0,
         "memory grows by at most 1 %": growth <= 0.01,
         "pages are free within a second": max(drained, slowest) < 1.0,
         f"{LEAST_PACE:.0%} of the old pace": after >= LEAST_PACE * before,
     }
-    print("".join(f"does not hold: {name}\n" for name, holds in held.items() if not holds), end="")
-    return all(held.values())
+    print("".join(f"does not hold: {name}\n" for name, holds in passed.items() if not holds), end="")
+    return all(passed.values())
 
 
 def main() -> None:
@@ -193,11 +193,11 @@ def main() -> None:
         port = free_port()
         server = start(text_checkpoint(Path(folder) / "bytes"), port)
         try:
-            held = asyncio.run(soak(port, server.pid, given.seconds, given.kills, given.seed))
+            passed = asyncio.run(soak(port, server.pid, given.seconds, given.kills, given.seed))
         finally:
             server.terminate()
             server.wait(60)
-    sys.exit(not held)
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

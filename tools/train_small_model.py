@@ -130,7 +130,7 @@ def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
 
 
-def train(tokens: np.ndarray, held: np.ndarray, seconds: float, epochs: float) -> Model:
+def train(tokens: np.ndarray, held_out: np.ndarray, seconds: float, epochs: float) -> Model:
     """AdamW with a rate that falls to the end; the weights with the lowest loss of `held`."""
     torch.manual_seed(0)
     rng, model = np.random.default_rng(0), Model()
@@ -141,17 +141,17 @@ def train(tokens: np.ndarray, held: np.ndarray, seconds: float, epochs: float) -
     )
     rows = ROWS[torch.get_default_device().type]
     steps, every = int(epochs * len(tokens) / (rows * CHUNK)), max(1, EVERY // (rows * CHUNK))
-    began, step, since, best, kept = time.monotonic(), 0, 0, np.inf, model
+    began, step, since, best, best_model = time.monotonic(), 0, 0, np.inf, model
     while since < PATIENCE:
         share = max(step / steps, (time.monotonic() - began) / seconds)
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 50) * max(0.01, 0.5 * (1 + np.cos(np.pi * min(share, 1.0))))
         if step % every == 0 or share >= 1:
-            loss = held_loss(model, held)
+            loss = held_out_loss(model, held_out)
             print(f"{time.monotonic() - began:5.0f} s, step {step} of {steps}: held-out loss {loss:.3f}", flush=True)
             since += 1
             if loss < best:
-                best, kept, since = loss, copy.deepcopy(model), 0
+                best, best_model, since = loss, copy.deepcopy(model), 0
         if share >= 1:
             break
         places = rng.integers(0, len(tokens) - CHUNK - 1, rows)
@@ -161,15 +161,17 @@ def train(tokens: np.ndarray, held: np.ndarray, seconds: float, epochs: float) -
         optimizer.step()
         step += 1
     print(f"the lowest loss of text that was held back: {best:.3f}")
-    return kept
+    return best_model
 
 
-def held_loss(model: Model, held: np.ndarray) -> float:
+def held_out_loss(model: Model, held_out: np.ndarray) -> float:
     """The mean loss of text that is not trained with."""
     model.eval()
     with torch.no_grad():
-        places = np.arange(0, len(held) - LENGTH - 1, LENGTH)[:128]
-        losses = [_loss(model, held, places[first : first + 16], LENGTH).item() for first in range(0, len(places), 16)]
+        places = np.arange(0, len(held_out) - LENGTH - 1, LENGTH)[:128]
+        losses = [
+            _loss(model, held_out, places[first : first + 16], LENGTH).item() for first in range(0, len(places), 16)
+        ]
     model.train()
     return float(np.mean(losses))
 
@@ -194,8 +196,8 @@ def main() -> None:
     tokenizer = train_tokenizer(documents)
     end = tokenizer.token_to_id(END)
     numbers = [np.array([*encoding.ids, end], np.uint16) for encoding in tokenizer.encode_batch(documents)]
-    held = [number % 20 == 7 for number in range(len(numbers))]
-    parts = [np.concatenate([one for one, is_held in zip(numbers, held, strict=True) if is_held is which])
+    held_out = [number % 20 == 7 for number in range(len(numbers))]
+    parts = [np.concatenate([one for one, is_held_out in zip(numbers, held_out, strict=True) if is_held_out is which])
              for which in (False, True)]  # fmt: skip
     print(f"{len(documents)} documents, {sum(map(len, documents)) / 1e6:.1f} MB, {len(parts[0])} tokens")
     model = train(parts[0], parts[1], given.seconds, given.epochs)

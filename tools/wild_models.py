@@ -348,9 +348,9 @@ def weights_of(graph: Any) -> list[Any]:
     """The constants of a graph that are floats."""
     import onnx
 
-    held = [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
+    embedded = [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
-    return [weight for weight in (*graph.initializer, *held) if weight.data_type in floats]
+    return [weight for weight in (*graph.initializer, *embedded) if weight.data_type in floats]
 
 
 def replace(weight: Any, array: np.ndarray) -> None:
@@ -395,8 +395,8 @@ def difference(
     for number, (mine, wanted, *others) in enumerate(zip(found, *answers, strict=True)):
         mine = np.asarray(mine)
         if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-            what = f"{mine.dtype}{list(mine.shape)}, not {wanted.dtype}{list(wanted.shape)}"
-            return f"output {number} is {what}", math.inf
+            problem = f"{mine.dtype}{list(mine.shape)}, not {wanted.dtype}{list(wanted.shape)}"
+            return f"output {number} is {problem}", math.inf
         others = [other for other in others if other.shape == wanted.shape]
         if wanted.size == 0:
             continue
@@ -413,18 +413,18 @@ def difference(
         for other in (other.astype(np.float64) for other in others):
             apart = np.maximum(apart, np.where(finite & np.isfinite(other), np.abs(other - right), 0))
         bounds = Bounds(size, apart, float(np.finfo(wanted.dtype).eps), depth)
-        ratio, what = bounds.worst(error)
+        ratio, problem = bounds.worst(error)
         if any_order and not ratio <= 1 and wanted.ndim > 1 and wanted.shape[-2] ** 2 * wanted.shape[-1] <= MOST_PAIRS:
-            ratio, what = min((ratio, what), bounds.worst(in_order(np.where(finite, left, 0.0), size) - size))
+            ratio, problem = min((ratio, problem), bounds.worst(in_order(np.where(finite, left, 0.0), size) - size))
         if not ratio <= 1 and np.abs(error).max() <= AGREEMENT * np.abs(size).max():
             true = exact()
             if true is not None:
                 theirs = np.abs(np.where(finite, right - true[number], 0.0))
-                ratio, what = bounds.worst(np.where(finite, left - true[number], 0.0), theirs)
+                ratio, problem = bounds.worst(np.where(finite, left - true[number], 0.0), theirs)
         if not ratio <= 1 and bounds.worst(apart)[0] > 1:
             return f"{UNDECIDED}: output {number} of ONNX Runtime {bounds.worst(apart)[1]} from its own", ratio
         if not ratio <= 1:
-            return f"output {number} {what}", ratio
+            return f"output {number} {problem}", ratio
         worst = max(worst, ratio)
     return "", worst
 
@@ -463,16 +463,16 @@ class Bounds:
 
     def worst(self, error: np.ndarray, theirs: np.ndarray | None = None) -> tuple[float, str]:
         """The largest error in bounds, and where; errors of the reference, where they are given, are allowed."""
-        found, what = 0.0, ""
+        found, problem = 0.0, ""
         for axis, limit in zip(self.axes, self.limits, strict=True):
             bound = limit if theirs is None else np.maximum(limit, self._slices(theirs, axis))
             wrong = self._slices(error, axis)
             place = int(np.argmax(wrong / bound))
             ratio = float(wrong[place] / bound[place])
             if not ratio <= found:
-                what = f"is off by {wrong[place]:.3g} at {place} of axis {axis}, with a bound of {bound[place]:.3g}"
+                problem = f"is off by {wrong[place]:.3g} at {place} of axis {axis}, with a bound of {bound[place]:.3g}"
                 found = ratio
-        return found, what
+        return found, problem
 
 
 def examine(path: Path) -> dict[str, Any]:
@@ -498,10 +498,10 @@ def examine(path: Path) -> dict[str, Any]:
             found = tensors(session.run(None, feeds))
         except TilewrightError as error:
             return {**row, "outcome": "call refused", "reason": f"{type(error).__name__}: {error} ({shapes})"}
-        what, ratio = difference(found, answers, depth, partial(reference.exact, feeds), any_order)
-        if what:
-            outcome = UNDECIDED if what.startswith(UNDECIDED) else "wrong"
-            return {**row, "outcome": outcome, "reason": f"{what.removeprefix(f'{UNDECIDED}: ')} ({shapes})"}
+        problem, ratio = difference(found, answers, depth, partial(reference.exact, feeds), any_order)
+        if problem:
+            outcome = UNDECIDED if problem.startswith(UNDECIDED) else "wrong"
+            return {**row, "outcome": outcome, "reason": f"{problem.removeprefix(f'{UNDECIDED}: ')} ({shapes})"}
         worst = max(worst, ratio)
         if any(output.size for output in answers[0]):
             row["sizes"].append(shapes)
@@ -632,12 +632,12 @@ def main(
 
 def keep(package: str, rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
     """Write the rows of one package in place of those that there are: a long run may end after any of them."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"versions": {}, "models": []}
+    saved = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"versions": {}, "models": []}
     data = {
-        **kept,  # with its note
+        **saved,  # with its note
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {"Python": platform.python_version(), **kept["versions"], **versions},
-        "models": [*rows, *(row for row in kept["models"] if row["package"] != package)],
+        "versions": {"Python": platform.python_version(), **saved["versions"], **versions},
+        "models": [*rows, *(row for row in saved["models"] if row["package"] != package)],
     }
     RESULTS.write_text(json.dumps(data, indent=1) + "\n")
     DOCUMENT.write_text(markdown(data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, Function, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, Function, family, shape_text, short
 
 
 @family
@@ -31,7 +31,7 @@ def small_products(draw: Draw) -> Drawn:
         "weighted": (lambda a, b: torch.einsum("bik,bk->bi", a, b[..., 0]), (a, b)),
     }
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*t.shape) for t in functions[kind][1])
+    shapes = " ".join(shape_text(*t.shape) for t in functions[kind][1])
     return Drawn(f"{kind} {shapes} {short(dtype)}", *functions[kind])
 
 
@@ -56,7 +56,7 @@ def double(draw: Draw) -> Drawn:
         "cast": (lambda x: x.float() * 2, (x,)),
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*t.shape) for t in functions[kind][1])
+    shapes = " ".join(shape_text(*t.shape) for t in functions[kind][1])
     gather = (0, 1) if kind == "largest" else None
     return Drawn(f"{kind} {shapes} f64", *functions[kind], gather)
 
@@ -82,7 +82,7 @@ def truth(draw: Draw) -> Drawn:
         "extremes": lambda x, y: (x.int().amax(axis), y.int().amin(axis)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(outer, middle, inner)} over {axis} {short(dtype)}", functions[kind], (x, y))
+    return Drawn(f"{kind} of {shape_text(outer, middle, inner)} over {axis} {short(dtype)}", functions[kind], (x, y))
 
 
 @family
@@ -110,7 +110,7 @@ def running(draw: Draw) -> Drawn:
     }
     kind = draw.choice(tuple(functions))
     gather = (0, 1) if kind == "cummin positions" else None
-    return Drawn(f"{kind} of {spelled(outer, middle, inner)}", *functions[kind], gather)
+    return Drawn(f"{kind} of {shape_text(outer, middle, inner)}", *functions[kind], gather)
 
 
 @family
@@ -146,5 +146,5 @@ def statistics(draw: Draw) -> Drawn:
         "dice": (lambda x: 2 * (x.sigmoid() * x.tanh()).sum((2, 3)) / (x.sigmoid().sum((2, 3)) + 1), (x,)),
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*t.shape) for t in functions[kind][1])
+    shapes = " ".join(shape_text(*t.shape) for t in functions[kind][1])
     return Drawn(f"{kind} {shapes} {short(functions[kind][1][0].dtype)}", *functions[kind])

@@ -81,7 +81,7 @@ class Draw(random.Random):
         return self.size(64, max(65, elements // columns)), columns
 
 
-def spelled(*shape: int) -> str:
+def shape_text(*shape: int) -> str:
     """A shape in a case's name."""
     return "x".join(map(str, shape))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, family, shape_text, short
 
 WHOLE = {"int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
 
@@ -33,7 +33,7 @@ def elementwise(draw: Draw) -> Drawn:
         "compared": (lambda x, a: x >= a, (x, row)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(*shape)} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(*shape)} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -63,7 +63,7 @@ def layout(draw: Draw) -> Drawn:
     if columns % 2:
         del functions["every other"]
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(*shape)} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(*shape)} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -93,7 +93,7 @@ def scattered(draw: Draw) -> Drawn:
         "bucketize": (lambda x, b: torch.bucketize(x, b), (x, draw.tensor(1001).sort().values)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} {spelled(rows, columns)} by {count}", *functions[kind])
+    return Drawn(f"{kind} {shape_text(rows, columns)} by {count}", *functions[kind])
 
 
 @family
@@ -119,7 +119,7 @@ def resampled(draw: Draw) -> Drawn:
         "channel shuffle": lambda x: F.channel_shuffle(x, 4).contiguous(),
     }
     kind = draw.choice((*functions, "grid_sample"))
-    name = f"{kind} {spelled(*x.shape)} to {size} {short(dtype)}"
+    name = f"{kind} {shape_text(*x.shape)} to {size} {short(dtype)}"
     if kind == "grid_sample":
         return Drawn(name, lambda x, g: F.grid_sample(x, g, align_corners=False), (x, places))
     return Drawn(name, functions[kind], (x,))
@@ -148,7 +148,7 @@ def integers(draw: Draw) -> Drawn:
         "where": lambda x, y: torch.where(x == y, x, y * 2),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(rows, columns)} along {axis} {name}", functions[kind], (x, y))
+    return Drawn(f"{kind} of {shape_text(rows, columns)} along {axis} {name}", functions[kind], (x, y))
 
 
 @family
@@ -169,5 +169,5 @@ def vectors(draw: Draw) -> Drawn:
         "scaled": (lambda a, v: a * F.softmax(v, -1)[:, None, :], (a, v)),
     }
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*x.shape) for x in functions[kind][1])
+    shapes = " ".join(shape_text(*x.shape) for x in functions[kind][1])
     return Drawn(f"{kind} {shapes} {short(dtype)}", *functions[kind])

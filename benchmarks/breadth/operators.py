@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, Function, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, Function, family, shape_text, short
 
 Unary = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,7 +44,7 @@ def mathematical(draw: Draw) -> Drawn:
         "clamp by tensors": lambda x, y: torch.clamp(x, y - 1, y + 0.2),
     }  # fmt: skip
     kind = draw.choice((*of_one, *of_two))
-    name = f"{kind} {spelled(rows, columns)} {short(dtype)}"
+    name = f"{kind} {shape_text(rows, columns)} {short(dtype)}"
     if kind in of_two:
         return Drawn(name, of_two[kind], (x, y))
     function, operand = of_one[kind]
@@ -67,7 +67,7 @@ def activated(draw: Draw) -> Drawn:
     def function(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return getattr(F, kind)(x + bias if biased else x, *(part.to(x) if kind == "prelu" else part for part in given))
 
-    return Drawn(f"{kind}{' of sums' * biased} {spelled(*x.shape)} {short(dtype)}", function, (x, bias))
+    return Drawn(f"{kind}{' of sums' * biased} {shape_text(*x.shape)} {short(dtype)}", function, (x, bias))
 
 
 @family
@@ -81,9 +81,8 @@ def turned(draw: Draw) -> Drawn:
     order = list(range(len(sizes)))
     draw.shuffle(order)
     x = draw.tensor(*sizes, dtype=dtype)
-    return Drawn(
-        f"{spelled(*sizes)} as {spelled(*order)} {short(dtype)}", lambda x: x.permute(order).contiguous() * 2, (x,)
-    )
+    name = f"{shape_text(*sizes)} as {shape_text(*order)} {short(dtype)}"
+    return Drawn(name, lambda x: x.permute(order).contiguous() * 2, (x,))
 
 
 @family
@@ -113,7 +112,7 @@ def windowed(draw: Draw) -> Drawn:
             (..., *(slice(side // 2 * 2),) * dimensions)],
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    name = f"{kind} {spelled(*x.shape)} by {kernel} stride {stride} {short(dtype)}"
+    name = f"{kind} {shape_text(*x.shape)} by {kernel} stride {stride} {short(dtype)}"
     return Drawn(name, functions[kind], (x,))
 
 
@@ -130,7 +129,7 @@ def sampled(draw: Draw) -> Drawn:
     if mode == "nearest":  # a rounding of a place may choose another pixel: places near the middles of pixels
         grid = ((grid * side).round() * 2 + 1) / side - 1
         corners = False
-    name = f"{mode} {border}{' corners' * corners} {spelled(*x.shape)} to {out}"
+    name = f"{mode} {border}{' corners' * corners} {shape_text(*x.shape)} to {out}"
     return Drawn(
         name, lambda x, g: F.grid_sample(x, g, mode=mode, padding_mode=border, align_corners=corners), (x, grid)
     )
@@ -161,7 +160,7 @@ def ordered(draw: Draw) -> Drawn:
         "mode": (lambda p: (p[:512, :2048] == p[:512, :2048].mode(1, True).values).sum(1), (places,)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(outer, inner)} along {axis}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(outer, inner)} along {axis}", *functions[kind])
 
 
 @family
@@ -206,7 +205,7 @@ def matrices(draw: Draw) -> Drawn:
         "power": (lambda a: torch.linalg.matrix_power(a, 5), (a,)),
     }
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*t.shape) for t in functions[kind][1])
+    shapes = " ".join(shape_text(*t.shape) for t in functions[kind][1])
     return Drawn(f"{kind} {shapes}", *functions[kind])
 
 
@@ -240,5 +239,5 @@ def layers(draw: Draw) -> Drawn:
         "experts": (lambda x, w: torch.einsum("bw,ehw->beh", x, w).amax(1), (x, gates(4)[0].view(4, hidden, width))),
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*t.shape) for t in functions[kind][1])
+    shapes = " ".join(shape_text(*t.shape) for t in functions[kind][1])
     return Drawn(f"{kind} {shapes} {short(dtype)}", *functions[kind])

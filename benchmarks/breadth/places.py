@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, Function, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, Function, family, shape_text, short
 
 
 @family
@@ -41,7 +41,7 @@ def combined(draw: Draw) -> Drawn:
         "masked_scatter": (lambda x, m, v: x.masked_scatter(m, v), (x, draw.whole(2, rows, columns).bool(), x.flip(0))),
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} {reduction} {spelled(rows, columns)} by {count} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} {reduction} {shape_text(rows, columns)} by {count} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -69,7 +69,7 @@ def looked_up(draw: Draw) -> Drawn:
         "isin": (lambda i, j: torch.isin(i, j), (bags, draw.whole(middle, 33))),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(outer, middle, inner)} by {count} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(outer, middle, inner)} by {count} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -110,7 +110,7 @@ def arranged(draw: Draw) -> Drawn:
         "kron": (lambda x: torch.kron(x[0, :64, :32], x[0, :16, :32]), (draw.tensor(1, 64, 64, dtype=dtype),)),
     }
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*t.shape) for t in functions[kind][1])
+    shapes = " ".join(shape_text(*t.shape) for t in functions[kind][1])
     return Drawn(f"{kind} {shapes} {short(dtype)}", *functions[kind])
 
 
@@ -126,4 +126,4 @@ def selected(draw: Draw) -> Drawn:
         "unique": lambda x: torch.unique((x[:, 0] * 10).long()),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(rows, columns)}", functions[kind], (x,), captures=False)
+    return Drawn(f"{kind} of {shape_text(rows, columns)}", functions[kind], (x,), captures=False)

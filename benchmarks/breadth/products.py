@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, family, shape_text, short
 
 
 @family
@@ -32,7 +32,7 @@ def product(draw: Draw) -> Drawn:
         "TN": lambda a, b: a.T @ b,
         "TT": lambda a, b: a.T @ b.T,
     }
-    return Drawn(f"{layout} {spelled(m, n, k)} {short(dtype)}", functions[layout], (a, b))
+    return Drawn(f"{layout} {shape_text(m, n, k)} {short(dtype)}", functions[layout], (a, b))
 
 
 @family
@@ -57,7 +57,7 @@ def batched(draw: Draw) -> Drawn:
                    (draw.tensor(batch, m, k, dtype=dtype), draw.tensor(batch, n, k, dtype=dtype))),
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    shapes = " ".join(spelled(*x.shape) for x in functions[kind][1])
+    shapes = " ".join(shape_text(*x.shape) for x in functions[kind][1])
     return Drawn(f"{kind} {shapes} {short(dtype)}", *functions[kind])
 
 
@@ -77,7 +77,7 @@ def linear(draw: Draw) -> Drawn:
         "residual": lambda x, w, b: torch.tanh(F.linear(x, w, b)) * torch.sigmoid(F.linear(x, w, b)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} {spelled(rows, columns, depth)} {short(dtype)}", functions[kind], (x, w, b))
+    return Drawn(f"{kind} {shape_text(rows, columns, depth)} {short(dtype)}", functions[kind], (x, w, b))
 
 
 @family
@@ -105,7 +105,7 @@ def convolution(draw: Draw) -> Drawn:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.relu(apply(x, w, b, stride=stride, padding=padding, dilation=dilation, groups=groups))
 
-    name = f"{apply.__name__} {spelled(*x.shape)} to {filters} by {kernel}"
+    name = f"{apply.__name__} {shape_text(*x.shape)} to {filters} by {kernel}"
     extra = f" stride {stride} dilation {dilation} groups {groups} {short(dtype)}"
     return Drawn(name + extra, function, (x, weight, bias))
 
@@ -124,9 +124,10 @@ def pool(draw: Draw) -> Drawn:
     kind = draw.choice(("max", "avg", "adaptive_avg"))
     if kind == "adaptive_avg":
         apply = getattr(F, f"adaptive_avg_pool{dimensions}d")
-        return Drawn(f"{apply.__name__} {spelled(*x.shape)} {short(dtype)}", lambda x: apply(x, 4), (x,))
+        return Drawn(f"{apply.__name__} {shape_text(*x.shape)} {short(dtype)}", lambda x: apply(x, 4), (x,))
     apply = getattr(F, f"{kind}_pool{dimensions}d")
-    name = f"{kind}_pool{dimensions}d {spelled(*x.shape)} by {kernel} stride {stride} padding {padding} {short(dtype)}"
+    window = f"{kernel} stride {stride} padding {padding}"
+    name = f"{kind}_pool{dimensions}d {shape_text(*x.shape)} by {window} {short(dtype)}"
     return Drawn(name, lambda x: apply(x, kernel, stride, padding), (x,))
 
 
@@ -140,5 +141,5 @@ def attention(draw: Draw) -> Drawn:
     causal = queries == keys and draw.random() < 0.5
     q = draw.tensor(batch, heads, queries, width, dtype=dtype)
     k, v = (draw.tensor(batch, heads, keys, width, dtype=dtype) for _ in range(2))
-    name = f"attention {spelled(batch, heads, queries, keys, width)}{' causal' if causal else ''} {short(dtype)}"
+    name = f"attention {shape_text(batch, heads, queries, keys, width)}{' causal' if causal else ''} {short(dtype)}"
     return Drawn(name, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v))

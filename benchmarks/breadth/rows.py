@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, family, shape_text, short
 
 
 @family
@@ -25,7 +25,7 @@ def row_operation(draw: Draw) -> Drawn:
                      (x, weight)),
         "normalize": (lambda x: F.normalize(x, dim=-1), (x,)),
     }  # fmt: skip
-    return Drawn(f"{kind} {spelled(rows, columns)} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} {shape_text(rows, columns)} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -49,7 +49,7 @@ def reduction(draw: Draw) -> Drawn:
         "logsumexp": lambda x: x.logsumexp(axes),
         "std_mean": lambda x: torch.std_mean(x, axes),
     }
-    return Drawn(f"{kind} of {spelled(*shape)} over {axis} {short(dtype)}", functions[kind], (x,))
+    return Drawn(f"{kind} of {shape_text(*shape)} over {axis} {short(dtype)}", functions[kind], (x,))
 
 
 @family
@@ -84,7 +84,7 @@ def row_program(draw: Draw) -> Drawn:
         "drawn": _drawn_program(draw, axis, x, y),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(*shape)} along {axis} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(*shape)} along {axis} {short(dtype)}", *functions[kind])
 
 
 def _drawn_program(
@@ -126,7 +126,7 @@ def scan(draw: Draw) -> Drawn:
         "masked": (lambda x, m: (x * m).cumsum(axis), (x, draw.whole(2, outer, inner).bool())),
         "cummax": (lambda x: x.cummax(axis).values, (x,)),
     }
-    return Drawn(f"{kind} of {spelled(outer, inner)} along {axis} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(outer, inner)} along {axis} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -140,7 +140,7 @@ def search(draw: Draw) -> Drawn:
         "argmin": lambda x: x.argmin(axis),
         "max": lambda x: x.max(axis),
     }
-    return Drawn(f"{kind} of {spelled(outer, inner)} along {axis} {short(dtype)}", functions[kind], (x,), (0, axis))
+    return Drawn(f"{kind} of {shape_text(outer, inner)} along {axis} {short(dtype)}", functions[kind], (x,), (0, axis))
 
 
 @family
@@ -157,7 +157,7 @@ def sort(draw: Draw) -> Drawn:
         "descending": lambda x: x.sort(-1, descending=True),
     }
     label = f"topk {count}" if kind == "topk" else kind
-    return Drawn(f"{label} of {spelled(rows, columns)} {short(dtype)}", functions[kind], (x,), (0, 1))
+    return Drawn(f"{label} of {shape_text(rows, columns)} {short(dtype)}", functions[kind], (x,), (0, 1))
 
 
 @family
@@ -178,7 +178,7 @@ def loss(draw: Draw) -> Drawn:
         "frobenius": (lambda x: x / torch.linalg.vector_norm(x), (x,)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(rows, columns)} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(rows, columns)} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -200,7 +200,7 @@ def image_norm(draw: Draw) -> Drawn:
         "batch_norm training": (lambda x, w: F.batch_norm(x, None, None, w, w, training=True), (x, weight)),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(batch, channels, side, side)} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} of {shape_text(batch, channels, side, side)} {short(dtype)}", *functions[kind])
 
 
 @family
@@ -225,4 +225,4 @@ def placement(draw: Draw) -> Drawn:
         "triu": (lambda x: torch.triu(x), (x,)),
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} {spelled(rows, columns)} by {count} {short(dtype)}", *functions[kind])
+    return Drawn(f"{kind} {shape_text(rows, columns)} by {count} {short(dtype)}", *functions[kind])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, family, shape_text, short
 
 
 @family
@@ -22,7 +22,7 @@ def depthwise(draw: Draw) -> Drawn:
     x = draw.tensor(batch, groups * each, *(side,) * dimensions, dtype=dtype)
     weight = draw.tensor(groups * each, each, *(kernel,) * dimensions, dtype=dtype, scale=(each * kernel) ** -0.5)
     apply = getattr(F, f"conv{dimensions}d")
-    name = f"conv{dimensions}d {spelled(*x.shape)} by {kernel} stride {stride} groups {groups} {short(dtype)}"
+    name = f"conv{dimensions}d {shape_text(*x.shape)} by {kernel} stride {stride} groups {groups} {short(dtype)}"
     return Drawn(name, lambda x, w: apply(x, w, stride=stride, padding=kernel // 2, groups=groups), (x, weight))
 
 
@@ -36,7 +36,7 @@ def long_filter(draw: Draw) -> Drawn:
         x = draw.tensor(batch, channels, draw.size(1000, 30000), dtype=dtype)
         weight = draw.tensor(filters, channels, kernel, dtype=dtype, scale=(channels * kernel) ** -0.5)
         stride = draw.choice((1, 4, 10))
-        name = f"conv1d {spelled(*x.shape)} to {filters} by {kernel} stride {stride} {short(dtype)}"
+        name = f"conv1d {shape_text(*x.shape)} to {filters} by {kernel} stride {stride} {short(dtype)}"
         return Drawn(name, lambda x, w: F.conv1d(x, w, stride=stride, padding=kernel // 2), (x, weight))
     side = draw.size(16, 96)
     kernel = min(kernel, 25)
@@ -46,7 +46,7 @@ def long_filter(draw: Draw) -> Drawn:
     x = draw.tensor(batch, channels, side, side, dtype=dtype)
     weight = draw.tensor(filters, channels, *shape, dtype=dtype, scale=(channels * kernel) ** -0.5)
     padding = (shape[0] // 2, shape[1] // 2)
-    name = f"conv2d {spelled(*x.shape)} to {filters} by {spelled(*shape)} {short(dtype)}"
+    name = f"conv2d {shape_text(*x.shape)} to {filters} by {shape_text(*shape)} {short(dtype)}"
     return Drawn(name, lambda x, w: F.conv2d(x, w, padding=padding), (x, weight))
 
 
@@ -64,7 +64,7 @@ def transposed(draw: Draw) -> Drawn:
     scale = (channels // groups * kernel**dimensions) ** -0.5
     weight = draw.tensor(channels, filters // groups, *(kernel,) * dimensions, dtype=dtype, scale=scale)
     apply, more = getattr(F, f"conv_transpose{dimensions}d"), draw.choice((0, stride - 1))
-    name = f"{apply.__name__} {spelled(*x.shape)} to {filters} by {kernel} stride {stride} groups {groups}"
+    name = f"{apply.__name__} {shape_text(*x.shape)} to {filters} by {kernel} stride {stride} groups {groups}"
     return Drawn(
         f"{name} {short(dtype)}",
         lambda x, w: apply(x, w, stride=stride, padding=kernel // 2, output_padding=more, groups=groups),
@@ -106,4 +106,4 @@ def resized(draw: Draw) -> Drawn:
     }  # fmt: skip
     kind = draw.choice(tuple(functions))
     function, given = functions[kind]
-    return Drawn(f"{kind} {spelled(*given.shape)} to {size} {short(dtype)}", function, (given,))
+    return Drawn(f"{kind} {shape_text(*given.shape)} to {size} {short(dtype)}", function, (given,))

@@ -46,18 +46,20 @@ def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
 def add_peers(case: Case, q: Any, k: Any, v: Any, causal: bool, flex: bool) -> None:
     """cuDNN, FlashAttention-2 and, when wanted, FlexAttention."""
     for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("FlashAttention-2", SDPBackend.FLASH_ATTENTION)):
-        held: dict[int, Any] = {}
+        results: dict[int, Any] = {}
 
-        def peer(copy: int, backend: Any = backend, held: dict[int, Any] = held) -> None:
+        def peer(copy: int, backend: Any = backend, results: dict[int, Any] = results) -> None:
             with sdpa_kernel(backend):
-                held[0] = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+                results[0] = scaled_dot_product_attention(
+                    q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+                )
 
         try:
             peer(0)
         except RuntimeError as error:
             case.notes[name] = f"not offered: {error}"
             continue
-        case.add(name, peer, lambda held=held: held[0])
+        case.add(name, peer, lambda results=results: results[0])
     if flex:
         _add_flex(case, q, k, v, causal)
 
@@ -70,13 +72,13 @@ def _add_flex(case: Case, q: Any, k: Any, v: Any, causal: bool) -> None:
         rows, keys = q.shape[2], k.shape[2]
         mask = create_block_mask(lambda b, h, row, key: row >= key, None, None, rows, keys, device="cuda")
     compiled = torch.compile(flex_attention, dynamic=False)
-    held: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def peer(copy: int) -> None:
-        held[0] = compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        results[0] = compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
     peer(0)
-    case.add("FlexAttention", peer, lambda: held[0])
+    case.add("FlexAttention", peer, lambda: results[0])
 
 
 def work(shape: tuple[Any, ...]) -> float:

@@ -43,7 +43,7 @@ def add_ours(case: Case, name: str, a: Any, b: Any, out: Any, **arguments: Any) 
     case.notes[name] = plan.explain()
 
 
-def posed(a: Any, b: Any, out: Any, **arguments: Any) -> Any:
+def problem_of(a: Any, b: Any, out: Any, **arguments: Any) -> Any:
     """The problem of a product on arrays like these."""
     return products.describe(a, b, out, None, arguments)[0]
 
@@ -60,7 +60,7 @@ def small(dtype: Any, *, out: Any = torch.bfloat16, **arguments: Any) -> Any:
         a, b = (torch.empty(rows, K, device="cuda", dtype=dtype) for rows in (M, N))
         result = torch.empty(M, N, device="cuda", dtype=out)
         made = {name: value(M, N, K) if callable(value) else value for name, value in arguments.items()}
-        return posed(a, b.T, result, **made)
+        return problem_of(a, b.T, result, **made)
 
     return problem
 

@@ -35,18 +35,20 @@ def cases(
     for shape in SHAPES[:2] if quick else SHAPES:
         operands = [torch.randn(shape if letter in "xy" else shape[1:], device="cuda").bfloat16() for letter in inputs]
         out = result(operands[0])
-        held: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         torch._dynamo.reset()
         compiled = torch.compile(theirs, dynamic=False)
 
-        def peer(copy: int, compiled: Any = compiled, operands: Any = operands, held: dict[int, Any] = held) -> None:
-            held[0] = compiled(*operands)
+        def peer(
+            copy: int, compiled: Any = compiled, operands: Any = operands, results: dict[int, Any] = results
+        ) -> None:
+            results[0] = compiled(*operands)
 
         peer(0)
         moved = sum(operand.nbytes for operand in operands) + out.nbytes
         case = Case(f"{shape[0]} x {shape[1]} bf16", gigabytes=moved / 1e9, ceilings=(COPY,))
         case.add(OURS, lambda copy, operands=operands, out=out: ours(*operands, out), lambda out=out: out)
-        case.add("torch.compile", peer, lambda held=held: held[0])
+        case.add("torch.compile", peer, lambda results=results: results[0])
         half = torch.empty(moved // 2, dtype=torch.int8, device="cuda")
         other = torch.empty_like(half)
         case.add(COPY, lambda copy, half=half, other=other: other.copy_(half))

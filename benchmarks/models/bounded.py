@@ -33,7 +33,7 @@ LENGTH = 32  # tokens of a sentence, with padding
 WHO = (("A young woman", "The girl"), ("My grandfather", "Grandpa"), ("The mechanic", "A car repairman"),
        ("Our teacher", "The professor"), ("A small dog", "The puppy"), ("The chef", "A cook"),
        ("A police officer", "The cop"), ("The orchestra", "A group of musicians"))  # fmt: skip
-WHAT = (("is eating lunch", "has a midday meal"), ("reads a newspaper", "is looking through the news"),
+ACTIONS = (("is eating lunch", "has a midday meal"), ("reads a newspaper", "is looking through the news"),
         ("plays an old song", "performs a classic tune"), ("fell asleep", "is taking a nap"),
         ("repairs a bicycle", "is fixing a bike"), ("talks on the phone", "is making a call"),
         ("runs very fast", "is sprinting"), ("looks at the sky", "is watching the clouds"))  # fmt: skip
@@ -74,13 +74,13 @@ def minilm(batch: int = 16, count: int = 4) -> Bounded:
     tokenizer.enable_padding(length=LENGTH)
     tokenizer.enable_truncation(LENGTH)
     rng = np.random.default_rng(0)
-    triples = np.array(list(itertools.product(range(len(WHO)), range(len(WHAT)), range(len(WHERE)))))
+    triples = np.array(list(itertools.product(range(len(WHO)), range(len(ACTIONS)), range(len(WHERE)))))
     triples = triples[rng.permutation(len(triples))]
     samples = []
     for number in range(2 * count):
         drawn = triples[number * batch // 2 : (number + 1) * batch // 2]
         drawn = np.concatenate([drawn, drawn])  # each in two wordings
-        wordings = [WHO[a][i] + " " + WHAT[b][j] + " " + WHERE[c][k] + "."
+        wordings = [WHO[a][i] + " " + ACTIONS[b][j] + " " + WHERE[c][k] + "."
                     for (a, b, c), (i, j, k) in zip(drawn, rng.integers(0, 2, (batch, 3)), strict=True)]  # fmt: skip
         encoded = tokenizer.encode_batch(wordings)
         samples.append({

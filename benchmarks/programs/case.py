@@ -67,7 +67,7 @@ class Program:
     function: Callable[..., Any]
     inputs: tuple[torch.Tensor, ...]
     gradients: tuple[torch.Tensor, ...] = ()
-    both: bool = False
+    with_gradients: bool = False
     restored: tuple[torch.Tensor, ...] = ()
     tolerance: float | None = None  # of the relative error; None: by the type of the first input
 
@@ -91,11 +91,11 @@ class Program:
     def peer(self, function: Callable[..., Any], inputs: tuple[torch.Tensor, ...] | None = None) -> Callable[[], Any]:
         """A call of `function` (in PyTorch, or compiled by it) on these inputs, forward or backward."""
         given = tuple(x.detach().clone() for x in (inputs or self.inputs))
-        if not self.gradients and not self.both:
+        if not self.gradients and not self.with_gradients:
             return lambda: _forward(function, given)
         free = tuple(x.requires_grad_() for x in given if x.is_floating_point())
-        if self.both:
-            return lambda: _both(function, given, free)
+        if self.with_gradients:
+            return lambda: _with_gradients(function, given, free)
         starts = tuple(start.to(free[0].dtype) for start in self.gradients)
         found = tensors(function(*given))
         return lambda: list(torch.autograd.grad(found, free, starts, retain_graph=True))
@@ -106,7 +106,7 @@ def _forward(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> 
         return tensors(function(*inputs))
 
 
-def _both(
+def _with_gradients(
     function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], free: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
     found = function(*inputs)

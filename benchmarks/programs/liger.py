@@ -37,7 +37,7 @@ def cross_entropy(place: Place, rows: int, columns: int) -> Program:
         return losses.double().sum(), own.detach()
 
     call = on_cpu if place.on_cpu else on_gpu
-    return Program(call, F.cross_entropy, (logits, target), both=True, restored=(own,))
+    return Program(call, F.cross_entropy, (logits, target), with_gradients=True, restored=(own,))
 
 
 @case("Liger RoPE", cpu=[(2048, 32, 8, 128)], cuda=[(16384, 32, 8, 128)], multiples=(1, 0, 0, 0))
@@ -204,7 +204,7 @@ def jensen_shannon(place: Place, rows: int, columns: int) -> Program:
     def call():
         return jsd_forward(x, y, None, 0.5, -100, False)
 
-    return Program(call, function, (x,), both=True)
+    return Program(call, function, (x,), with_gradients=True)
 
 
 @case("Liger total variation", cpu=[(512, 32000)], cuda=[(4096, 32000)])
@@ -214,7 +214,7 @@ def total_variation(place: Place, rows: int, columns: int) -> Program:
 
     p, q = (place.normal(rows, columns, dtype=torch.float32).softmax(-1) for _ in range(2))
     call = lambda: tv_distance_forward_triton(p, q, None, "batchmean", -100, False)  # noqa: E731
-    return Program(call, lambda p, q=q: 0.5 * (p - q).abs().sum() / rows, (p,), both=True)
+    return Program(call, lambda p, q=q: 0.5 * (p - q).abs().sum() / rows, (p,), with_gradients=True)
 
 
 @case("Liger add + RMS norm", cpu=[(2048, 4096)], cuda=[(16384, 4096)])

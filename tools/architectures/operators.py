@@ -49,15 +49,15 @@ def suppress(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> tor
     """Positions of the boxes [N, 4] that overlap none of a higher score by more than `threshold`, best first."""
     order = scores.argsort(stable=True, descending=True)
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    kept: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
     while order.numel():
         best, order = order[0], order[1:]
-        kept.append(best)
+        saved.append(best)
         low = torch.maximum(boxes[best, :2], boxes[order, :2])
         high = torch.minimum(boxes[best, 2:], boxes[order, 2:])
         shared = (high - low).clamp(min=0).prod(1)
         order = order[shared / (areas[best] + areas[order] - shared) <= threshold]
-    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.int64)
+    return torch.stack(saved) if saved else torch.empty(0, dtype=torch.int64)
 
 
 def align_regions(

@@ -75,9 +75,9 @@ def attempt(entry: Entry, way: str) -> Outcome:
         outcome["noise"] = "given"
     if way == "compile":
         said = text.getvalue()
-        kept = re.findall(r"what stays with PyTorch: (\d+) operation", said)
-        outcome["kept"] = sum(map(int, kept))
-        if kept or "stays with PyTorch" in said or "did not run" in said:
+        left_to_torch = re.findall(r"what stays with PyTorch: (\d+) operation", said)
+        outcome["kept"] = sum(map(int, left_to_torch))
+        if left_to_torch or "stays with PyTorch" in said or "did not run" in said:
             outcome["stays"] = said[:3000]
     return outcome
 

@@ -192,9 +192,12 @@ def text_graph() -> Graph:
     """A model of text, a sequence and an optional, with a compiled part."""
     b = GraphBuilder("texts")
     rows = b.symbol("rows", 1, 64)
-    length, held = b.symbol("length", 0, 64), b.symbol("held", 0, 1)
+    length, present = b.symbol("length", 0, 64), b.symbol("held", 0, 1)
     words, x = b.input("words", string, (rows,)), b.input("x", float32, (rows, 4))
-    tensors, maybe = b.input("tensors", sequence_of(float32), (length,)), b.input("maybe", optional_of(int64), (held,))
+    tensors, maybe = (
+        b.input("tensors", sequence_of(float32), (length,)),
+        b.input("maybe", optional_of(int64), (present,)),
+    )
     place = b.op("text_position", [words], keys=("a", "bc", "d"))
     table = b.constant(np.array(["A", "B", "D", ""], object), "table")
     named = b.op("gather", [table, place], axis=0)

@@ -59,7 +59,7 @@ def _of_gcc(name: str) -> str:
     return str(path.resolve())
 
 
-def asked() -> bool:
+def is_on() -> bool:
     """Whether this process was started with `environment`."""
     return os.environ.get(VARIABLE) == "1"
 
@@ -293,9 +293,9 @@ class _zones:
 
     def __enter__(self) -> None:
         self.take = self.pool.take
-        self.pool.take = self._taken
+        self.pool.take = self._take_poisoned
 
-    def _taken(self, capacity: int) -> Any:
+    def _take_poisoned(self, capacity: int) -> Any:
         self.buffer = self.take(capacity)
         for offset in self.offsets:
             _mark("poison", self.buffer.address + offset, ZONE)

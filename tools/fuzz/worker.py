@@ -47,7 +47,7 @@ def serve(name: str, channel: IO[str]) -> None:
     target = load(name)
     with tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as folder:
         os.chdir(folder)
-        if sanitized.asked():
+        if sanitized.is_on():
             sanitized.install(Path(folder))
         target.prepare(Path(folder))
         channel.write("ready\n")

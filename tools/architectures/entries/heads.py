@@ -75,7 +75,7 @@ def after_encoder(name: str, **config: Any) -> Entry:
     return Entry(f"{name}ForConditionalGeneration after its encoder", "transformers", make, axes)
 
 
-def both(name: str, **config: Any) -> Entry:
+def image_and_text(name: str, **config: Any) -> Entry:
     """A text and an image."""
 
     def make() -> tuple[torch.nn.Module, Inputs]:
@@ -108,6 +108,6 @@ ENTRIES: list[Entry] = [
             pos_att_type=["c2p", "p2c"]),
     encoder("Bert", choices, "ForMultipleChoice"),
     encoder("Electra", ended, "ForPreTraining", embedding_size=16),
-    both("CLIP", projection_dim=16),
-    both("Blip", projection_dim=16, image_text_hidden_size=16),
+    image_and_text("CLIP", projection_dim=16),
+    image_and_text("Blip", projection_dim=16, image_text_hidden_size=16),
 ]  # fmt: skip

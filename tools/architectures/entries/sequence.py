@@ -24,16 +24,16 @@ IMAGE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, interme
              patch_size=8)  # fmt: skip
 
 
-def both(batch: int) -> dict[str, torch.Tensor]:
+def texts(batch: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens(batch), "attention_mask": padding_mask(batch), "decoder_input_ids": tokens(batch, 7)}
 
 
-def both_padded(batch: int) -> dict[str, torch.Tensor]:
+def padded_texts(batch: int) -> dict[str, torch.Tensor]:
     """With padding in the decoder too: without it transformers leaves the mask of UMT5's decoder out, except where it
     is traced, so that the decoder sees what follows in eager mode only."""
     mask = padding_mask(batch, 7)
     mask[:, -1] = 0
-    return {**both(batch), "decoder_attention_mask": mask}
+    return {**texts(batch), "decoder_attention_mask": mask}
 
 
 def series(batch: int) -> dict[str, torch.Tensor]:
@@ -70,26 +70,26 @@ def decision(batch: int) -> dict[str, torch.Tensor]:
 
 
 ENTRIES = [
-    model("T5", both, **T5),
-    model("T5", both, kind="ForConditionalGeneration", decoder_start_token_id=0, **T5),
-    model("MT5", both, **T5),
-    model("UMT5", both_padded, **T5),
-    model("LongT5", both, local_radius=3, **T5),
-    model("SwitchTransformers", both, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, **T5),
-    model("Bart", both, **BART),
-    model("Bart", both, kind="ForConditionalGeneration", **BART),
-    model("MBart", both, **BART),
-    model("Marian", both, **BART),
-    model("Pegasus", both, **BART),
-    model("PegasusX", both, block_size=4, num_global_tokens=2, **BART),
-    model("Blenderbot", both, **BART),
-    model("BlenderbotSmall", both, **BART),
-    model("M2M100", both, **BART),
-    model("PLBart", both, **BART),
-    model("NllbMoe", both, num_experts=4, expert_capacity=8, encoder_sparse_step=2, decoder_sparse_step=2, **BART),
-    model("LED", both, attention_window=4, **{**BART, "max_encoder_position_embeddings": 40,
+    model("T5", texts, **T5),
+    model("T5", texts, kind="ForConditionalGeneration", decoder_start_token_id=0, **T5),
+    model("MT5", texts, **T5),
+    model("UMT5", padded_texts, **T5),
+    model("LongT5", texts, local_radius=3, **T5),
+    model("SwitchTransformers", texts, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, **T5),
+    model("Bart", texts, **BART),
+    model("Bart", texts, kind="ForConditionalGeneration", **BART),
+    model("MBart", texts, **BART),
+    model("Marian", texts, **BART),
+    model("Pegasus", texts, **BART),
+    model("PegasusX", texts, block_size=4, num_global_tokens=2, **BART),
+    model("Blenderbot", texts, **BART),
+    model("BlenderbotSmall", texts, **BART),
+    model("M2M100", texts, **BART),
+    model("PLBart", texts, **BART),
+    model("NllbMoe", texts, num_experts=4, expert_capacity=8, encoder_sparse_step=2, decoder_sparse_step=2, **BART),
+    model("LED", texts, attention_window=4, **{**BART, "max_encoder_position_embeddings": 40,
                                             "max_decoder_position_embeddings": 40}),
-    model("ProphetNet", both, vocab_size=60, hidden_size=32, encoder_ffn_dim=48, num_encoder_layers=2,
+    model("ProphetNet", texts, vocab_size=60, hidden_size=32, encoder_ffn_dim=48, num_encoder_layers=2,
           num_encoder_attention_heads=4, decoder_ffn_dim=48, num_decoder_layers=2, num_decoder_attention_heads=4,
           max_position_embeddings=40, use_cache=False, **SPECIAL),
     model("TimeSeriesTransformer", series, **SERIES),

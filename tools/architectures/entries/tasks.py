@@ -34,7 +34,7 @@ def described(count: int = IMAGE_WORDS) -> Inputs:
     return inputs
 
 
-def asked(batch: int) -> dict[str, torch.Tensor]:
+def question(batch: int) -> dict[str, torch.Tensor]:
     """The same, with an end of the text that is an answer: words before it see each other in both directions."""
     given = described()(batch)
     kinds = torch.zeros_like(given["input_ids"])
@@ -102,8 +102,8 @@ class KeptBoxes(BoxesOf):
         image = torch.arange(len(boxes), device=boxes.device).repeat_interleave(self.count)
         overlaps = (shared / (area[:, None] + area[None] - shared) > 0.6) & (image[:, None] == image[None])
         better = scores.flatten()[:, None] < scores.flatten()[None]
-        kept = ~(overlaps & better).any(1)
-        return flat[kept], labels.flatten()[kept], image[kept]
+        selected = ~(overlaps & better).any(1)
+        return flat[selected], labels.flatten()[selected], image[selected]
 
 
 def sized(batch: int) -> dict[str, torch.Tensor]:
@@ -177,7 +177,7 @@ ENTRIES: list[Entry] = [
     of_image_and_text("Llava", "ForConditionalGeneration", _clip, _llama, image_token_index=IMAGE_WORD),
     of_image_and_text("VipLlava", "ForConditionalGeneration", _clip, _llama, image_token_index=IMAGE_WORD,
                       vision_feature_layers=[-2, -1]),
-    of_image_and_text("PaliGemma", "ForConditionalGeneration", _siglip, _gemma, asked, image_token_index=IMAGE_WORD,
+    of_image_and_text("PaliGemma", "ForConditionalGeneration", _siglip, _gemma, question, image_token_index=IMAGE_WORD,
                       projection_dim=32, hidden_size=32),
     of_image_and_text("AyaVision", "ForConditionalGeneration", _siglip,
                       lambda: transformers.Cohere2Config(**DECODER, head_dim=8), described(4),

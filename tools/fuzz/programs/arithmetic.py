@@ -125,8 +125,10 @@ class Formulas(Perturbed):
         """torch.sum"""
         wide = _wide(x)
         axes = _axes(x, dim)
-        kept = [axis for axis in range(x.dim()) if axis not in axes]
-        total = self.in_sequence(wide.permute(*kept, *axes).flatten(len(kept)) if axes else wide.unsqueeze(-1))
+        other_axes = [axis for axis in range(x.dim()) if axis not in axes]
+        total = self.in_sequence(
+            wide.permute(*other_axes, *axes).flatten(len(other_axes)) if axes else wide.unsqueeze(-1)
+        )
         if keepdim:
             total = total.reshape([1 if axis in axes else extent for axis, extent in enumerate(x.shape)])
         return total.to(dtype or x.dtype)

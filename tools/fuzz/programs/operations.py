@@ -27,7 +27,7 @@ class Values(Protocol):
     def pick(self, condition: Callable[[torch.Tensor], bool]) -> int | None:
         """A value for which a condition on its example holds; recent ones more often."""
 
-    def beside(self, value: int, condition: Callable[[torch.Tensor], bool]) -> int | None:
+    def broadcastable(self, value: int, condition: Callable[[torch.Tensor], bool]) -> int | None:
         """A value that broadcasts with another at every size."""
 
     def example(self, value: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ def binary(condition: Callable[[torch.Tensor], bool]) -> Rule:
             integer = not values.example(left).is_floating_point()
             number = values.random.choice([1, 2, 3, 7, -1, -2] if integer else [0.5, 2, -1.5, 3, 1e-3, 100])
             return (left,), (number,)
-        right = values.beside(left, condition)
+        right = values.broadcastable(left, condition)
         return None if right is None else ((left, right), ())
 
     return rule
@@ -154,9 +154,11 @@ def along_axes(condition: Callable[[torch.Tensor], bool], *choices: Sequence[Any
 FLAGS = (False, True)
 
 
-def tensor(number: Any, beside: Any) -> Any:
+def tensor(number: Any, broadcastable: Any) -> Any:
     """A tensor or number as a tensor of another one's element type."""
-    return number.to(beside.dtype) if isinstance(number, torch.Tensor) else torch.full_like(beside, number)
+    return (
+        number.to(broadcastable.dtype) if isinstance(number, torch.Tensor) else torch.full_like(broadcastable, number)
+    )
 
 
 # Elementwise -----------------------------------------------------------------------------------------
@@ -198,10 +200,10 @@ add("scale", with_parameters(_number, (2, 3, -1), (1, 0)), lambda x, factor, shi
 
 def _three(values: Values) -> Drawn:
     left = values.pick(_any)
-    right = None if left is None else values.beside(left, _any)
+    right = None if left is None else values.broadcastable(left, _any)
     if left is None or right is None:
         return None
-    chosen = values.beside(left, lambda value: value.dtype == torch.bool)
+    chosen = values.broadcastable(left, lambda value: value.dtype == torch.bool)
     return ((left, right), ()) if chosen is None else ((left, right, chosen), ())
 
 
@@ -337,7 +339,7 @@ def _computed_slice(x: Any, axis: int, begin: str | None, end: str | None) -> An
 
 def _joined(values: Values) -> Drawn:
     first = values.pick(_of_rank(_any, 1))
-    second = None if first is None else values.beside(first, _any)
+    second = None if first is None else values.broadcastable(first, _any)
     if first is None or second is None:
         return None
     return (first, second), (values.random.randrange(values.example(first).dim()),)
@@ -466,7 +468,9 @@ def weights(x: Any, *shape: int) -> Any:
 
 def _two_matrices(values: Values) -> Drawn:
     left = values.pick(_of_rank(_float, 2, 4))
-    right = None if left is None else values.beside(left, lambda value: value.dtype == values.example(left).dtype)
+    right = (
+        None if left is None else values.broadcastable(left, lambda value: value.dtype == values.example(left).dtype)
+    )
     return None if left is None or right is None else ((left, right), ())
 
 

@@ -77,7 +77,7 @@ class Program(torch.nn.Module):
         self.steps = tuple(steps)
         read = {number for step in steps for number in step.operands}
         count = len(arguments) + len(steps)
-        self.kept = tuple(
+        self.unread = tuple(
             number for number in range(len(arguments), count) if number not in read or number == count - 1
         )
 
@@ -85,7 +85,7 @@ class Program(torch.nn.Module):
         values = [value for value in (x, y, z) if value is not None]
         for step in self.steps:
             values.append(step.run(values))
-        return tuple(values[number] for number in self.kept)
+        return tuple(values[number] for number in self.unread)
 
     def inputs(self, size: int, seed: int, device: str = "cpu") -> list[torch.Tensor]:
         """All inputs for one size."""
@@ -94,7 +94,7 @@ class Program(torch.nn.Module):
     def __str__(self) -> str:
         lines = [f"v{number} = {argument}" for number, argument in enumerate(self.arguments)]
         lines += [f"v{number} = {step}" for number, step in enumerate(self.steps, len(self.arguments))]
-        return "\n".join([*lines, f"return {', '.join(f'v{number}' for number in self.kept)}"])
+        return "\n".join([*lines, f"return {', '.join(f'v{number}' for number in self.unread)}"])
 
 
 class Drawing:
@@ -144,7 +144,7 @@ class Drawing:
             return None
         return fitting[-1] if self.random.random() < 0.5 else self.random.choice(fitting)
 
-    def beside(self, value: int, condition: Callable[[torch.Tensor], bool]) -> int | None:
+    def broadcastable(self, value: int, condition: Callable[[torch.Tensor], bool]) -> int | None:
         fitting = [
             number for number, other in enumerate(self.values) if condition(other[0]) and self._fit(value, number)
         ]

@@ -124,11 +124,11 @@ class CommandLine(Base):
 def main_arguments(arguments: list[str]):  # type: ignore[no-untyped-def]
     import sys
 
-    kept, sys.argv = sys.argv, ["tilewright", *arguments]
+    saved, sys.argv = sys.argv, ["tilewright", *arguments]
     try:
         yield
     finally:
-        sys.argv = kept
+        sys.argv = saved
 
 
 TARGET = CommandLine()

@@ -43,7 +43,7 @@ class Exporter:
 
     def __init__(self, chance: random.Random) -> None:
         self.memory = (ctypes.c_uint8 * (3 * BYTES))(*[number % 251 for number in range(3 * BYTES)])
-        self.released = self.asked = 0
+        self.released = self.exported = 0
         self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._release)
         versioned = chance.random() < 0.6
         self.record = (dlpack._Versioned if versioned else dlpack._Managed)()
@@ -96,7 +96,7 @@ class Exporter:
             raise self.raises("no")
         if self.wrong:
             return (None, 3, object(), "dltensor")[len(self.extents)]
-        self.asked += 1
+        self.exported += 1
         return _new(ctypes.addressof(self.record), self.name, None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -136,10 +136,10 @@ class Target(Base):
             raise Failed("changed", "reading changed the memory")
         if exporter.released > 1:
             gc.collect()
-        if exporter.released > exporter.asked:
+        if exporter.released > exporter.exported:
             raise Failed("wrong", f"given back {exporter.released} times", "released")
-        if label == "right" and exporter.record.deleter and exporter.released != exporter.asked:
-            raise Failed("wrong", f"taken {exporter.asked} times, given back {exporter.released}", "kept")
+        if label == "right" and exporter.record.deleter and exporter.released != exporter.exported:
+            raise Failed("wrong", f"taken {exporter.exported} times, given back {exporter.released}", "kept")
         return label
 
     def _read(self, exporter: Exporter, chance: random.Random) -> str:

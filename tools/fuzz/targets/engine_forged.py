@@ -69,9 +69,9 @@ def ask(engine: Engine) -> None:
     sizes = {symbol.name: symbol.low for symbol in engine.plan.symbols.values()}
     repr(engine), engine.timings, engine.arena, engine.fusion, engine.source
     with engine.reading():  # as the command line does
-        described, shown = describe(engine, sizes), page(report(engine, sizes))
+        described, written = describe(engine, sizes), page(report(engine, sizes))
     show(terminal(stderr=True), described, evidence=True)
-    assert "<script>alert" not in shown
+    assert "<script>alert" not in written
     engine.source_graph()
 
 

@@ -173,10 +173,10 @@ def _input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.Generat
         return random_input(spec, sizes, generator)
     if dtype == string:
         return generator.choice(np.array(["a", "bc", "", "x,y", "é"], object), shape)
-    held = element_of(dtype)
-    if held in HOST_ONLY:
+    element = element_of(dtype)
+    if element in HOST_ONLY:
         return None
-    tensor = np.ones((2, 4), held.numpy)
+    tensor = np.ones((2, 4), element.numpy)
     return [tensor] * math.prod(shape) if dtype.kind == "sequence" else tensor
 
 

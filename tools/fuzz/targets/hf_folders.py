@@ -226,12 +226,12 @@ def _transformers(config: dict[str, Any], weights: Arrays, given: Arrays) -> Arr
     return {name: found[name].numpy() for name in ("last_hidden_state", "pooler_output") if found[name] is not None}
 
 
-def _check(what: str, found: Arrays, wanted: Arrays, tolerance: float) -> None:
+def _check(subject: str, found: Arrays, wanted: Arrays, tolerance: float) -> None:
     for name, array in wanted.items():
         scale = max(1.0, float(np.abs(array).max()))
         difference = float(np.abs(found[name].astype(np.float64) - array).max()) / scale
         if not difference <= tolerance:
-            raise Failed("wrong", f"{name} differs from {what} by {difference:.2g}", f"{what}: {name}")
+            raise Failed("wrong", f"{name} differs from {subject} by {difference:.2g}", f"{subject}: {name}")
 
 
 TARGET = Folders()

@@ -136,15 +136,15 @@ class Target(Base):
         before = [memory.whole.copy() for memory in self.memory[dtype]]
         found = []
         for changes in ({"check_bounds": True, "threads": 1}, {"interpret": True}):
-            for memory, kept in zip(self.memory[dtype], before, strict=True):
-                memory.whole[:] = kept
+            for memory, saved in zip(self.memory[dtype], before, strict=True):
+                memory.whole[:] = saved
             with settings.scope(**changes):
                 found.append((_report(kernel, grid, (x, out, *numbers), block), self._bytes(dtype)))
-        what = f"{kernel.__name__}[{grid}] {numbers} of {sizes} {np.dtype(dtype)}, block {block}"
+        launch = f"{kernel.__name__}[{grid}] {numbers} of {sizes} {np.dtype(dtype)}, block {block}"
         if found[0][0] != found[1][0]:
-            raise Failed("wrong", f"{what}:\n{found[0][0]}\n{found[1][0]}", f"{kernel.__name__} report")
+            raise Failed("wrong", f"{launch}:\n{found[0][0]}\n{found[1][0]}", f"{kernel.__name__} report")
         if found[0][1] != found[1][1]:
-            raise Failed("wrong", f"{what}: memory differs", f"{kernel.__name__} memory")
+            raise Failed("wrong", f"{launch}: memory differs", f"{kernel.__name__} memory")
         return "outside" if found[0][0] else "inside"
 
     def _bytes(self, dtype: Any) -> bytes:

@@ -143,10 +143,10 @@ class Program:
             if step > 0
             else self.random.choice([-(2**31), -size - 1, 0])
         )
-        kept = len(range(size)[slice(start, end, step)])
-        if kept == 0:
+        length_of_slice = len(range(size)[slice(start, end, step)])
+        if length_of_slice == 0:
             return
-        result = (*shape[: axis - 1], kept, *shape[axis:])
+        result = (*shape[: axis - 1], length_of_slice, *shape[axis:])
         if self.opset < 10:
             self.node("Slice", [name], result, starts=[start], ends=[end], axes=[axis])
         else:
