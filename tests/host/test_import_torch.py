@@ -783,7 +783,7 @@ def test_conditions_on_sizes_are_checked_at_the_call() -> None:
     engine = tilewright.compile(halves, (torch.randn(8),), {"x": {0: "n"}}, effort=0)
     torch.testing.assert_close(engine(torch.ones(2)), torch.full((1,), 2.0))
     with pytest.raises(
-        ShapeError, match=r"n = 7.*if x\.shape\[0\] % 2: \(the example's way, taken while Eq\(Mod\(n, 2\)"
+        ShapeError, match=r"n = 7.*if x\.shape\[0\] % 2: \(the example's path, taken while Eq\(Mod\(n, 2\)"
     ):
         engine(torch.ones(7))
     with pytest.raises(

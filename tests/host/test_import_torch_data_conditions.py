@@ -371,7 +371,7 @@ class OfSizes(nn.Module):
 
 def test_what_torch_export_answers_without_a_condition_has_its_ways() -> None:
     engine = built(OfSizes(), torch.rand(5, 3), torch.rand(3, 3), axes={"x": {0: ("n", 1, 8)}, "y": {0: ("m", 1, 8)}})
-    assert any("3 ways are in the engine" in remark for remark in engine.remarks)
+    assert any("3 paths are in the engine" in remark for remark in engine.remarks)
     for n, m in ((4, 3), (3, 3), (1, 3), (3, 1), (1, 1), (8, 8)):
         x, y = torch.rand(n, 3), torch.rand(m, 3)
         torch.testing.assert_close(engine(x, y), OfSizes()(x, y))

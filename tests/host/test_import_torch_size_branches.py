@@ -81,7 +81,7 @@ def _written_flat(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_each_way_that_code_takes_for_some_sizes(function: Any, shapes: Any, dynamic: Any) -> None:
     graph = import_model(function, tuple(map(torch.ones, shapes)), dynamic)
     names = list(dynamic)
-    assert any("ways are in the engine" in remark for remark in graph.remarks)
+    assert any("paths are in the engine" in remark for remark in graph.remarks)
     ranges = {entry[0]: entry[1:] for axes in dynamic.values() for entry in axes.values()}
     generator = np.random.default_rng(3)
     for _ in range(12):
@@ -116,7 +116,7 @@ class _Windows(nn.Module):
 def test_an_engine_keeps_each_weight_of_its_ways_once(tmp_path: Path) -> None:
     module = _Windows().eval()
     engine = tilewright.compile(module, (torch.ones(8, 48),), target="cpu", dynamic_shapes={"x": {0: ("n", 1, 16)}})
-    assert any("2 ways are in the engine" in remark for remark in engine.remarks)
+    assert any("2 paths are in the engine" in remark for remark in engine.remarks)
     own = sum(parameter.nbytes for parameter in module.parameters())
     assert own <= engine.weight_bytes < 1.5 * own  # columns are filled up to whole registers
     engine.save(tmp_path / "windows.engine")
@@ -272,7 +272,7 @@ def test_progress_says_which_way_of_the_code_is_exported() -> None:
     )  # fmt: skip
     items = [item for stage, item in reported if stage == "import"]
     assert items[:3] == ["function", "torch.export of _to_an_even_length", "operations of _to_an_even_length"]
-    assert "torch.export of the way of rows 11" in items
+    assert "torch.export of the path of rows 11" in items
 
 
 class _Flattened(nn.Module):

@@ -37,7 +37,7 @@ _REJECTED: dict[type[ast.AST], tuple[str, str]] = {
 RETURNED, RETURN_VALUE = "<returned>", "<the returned value>"
 
 
-ASSIGN_BEFORE = "assign it before the loop, or on every way through it"
+ASSIGN_BEFORE = "assign it before the loop, or on every path through it"
 _MIXED_RETURNS = ("some paths return a value and others do not", "return a value on every path")
 
 
@@ -314,14 +314,14 @@ class Statements(Calls):
             ends = [names[name] for _, names, _, _ in traced if name in names]
             if len(ends) < 2:
                 missing = next(unbound for _, names, unbound, _ in traced if name not in names)
-                reason = missing.get(name, "not every way through the loop assigns it")
+                reason = missing.get(name, "not every path through the loop assigns it")
                 if not self.unrolled:
                     raise LanguageError(f"'{name}' may have no value at the end of the loop: {reason}", ASSIGN_BEFORE)
                 self.unbind(name, reason)
             elif identical(ends[0], ends[1]):
                 self.bind(name, ends[0])
             elif self.unrolled and not same_types(ends[0], ends[1]):
-                self.unbind(name, "the ways through the unrolled loop give it different types")
+                self.unbind(name, "the paths through the unrolled loop give it different types")
             else:
                 merged[0][f"'{name}'"], merged[1][f"'{name}'"] = ends
         values = self.merge_branches(condition, [entry[0] for entry in traced], merged)

@@ -49,7 +49,7 @@ class Assumption:
 
     condition: Any
     place: str  # modeling_led.py:1175: is_global = mask.any().item()
-    only_one: bool = False  # sizes of 1 alone take another way, of which torch.export says nothing
+    only_one: bool = False  # sizes of 1 alone take another path, of which torch.export says nothing
 
     @property
     def numbers(self) -> set[str]:
@@ -197,8 +197,8 @@ def mark_assumptions(program: ExportedProgram, assumptions: Sequence[Assumption]
             raise _unchecked(f"{assumption.place} (it is that {assumption.condition})")
         for node in about:
             if text_of(node) is None or stated[node] == str(assumption.condition):
-                way = f"{assumption.place} (the example's way, taken while {assumption.condition})"
-                node.update_arg(1, f"{_MARK}{stated[node]}{_THEN}{way}")
+                path = f"{assumption.place} (the example's path, taken while {assumption.condition})"
+                node.update_arg(1, f"{_MARK}{stated[node]}{_THEN}{path}")
 
 
 def required(condition: torch.Tensor, requirement: str) -> None:

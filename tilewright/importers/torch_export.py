@@ -63,12 +63,12 @@ from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_program import (
     ExportedModel,
     export_fixed,
-    export_other_way,
+    export_other_path,
     export_program,
     narrowed_ranges,
 )
 from tilewright.importers.torch_results import always, filled, results_of
-from tilewright.importers.torch_size_branches import Sizes, Way, by_ways
+from tilewright.importers.torch_size_branches import CodePath, Sizes, by_code_paths
 from tilewright.importers.torch_size_conditions import deciding
 from tilewright.importers.torch_size_one import Imported, Ones, refused_at_one
 from tilewright.importers.torch_symbols import SymbolTable, may_be_one, squeezed, squeezed_symbols
@@ -202,9 +202,9 @@ def _import_module(
             core, conditions = _decomposed(program, name, [each for each in assumed if not each.only_one])
             exports = _Exports(model, neutral, name, returned, names, tell, report)
             known = exports.last_returned
-            joined = exports.by_ways(core, conditions, ones)
+            joined = exports.by_code_paths(core, conditions, ones)
             graph = joined or _imported(core, conditions, neutral, name, known, names, tell)
-            if ones and joined is None:  # among ways, each has the sizes for which its answers hold
+            if ones and joined is None:  # among paths, each has the sizes for which its answers hold
                 again = functools.partial(_at_one, model, graph)
                 examples = _examples(model, program, graph)
                 refused = refused_at_one(Imported(program, graph, assumed, names), examples, again)
@@ -301,22 +301,22 @@ class _Exports:
             )
 
     def may_differ(self, program: ExportedProgram, conditions: Sequence[Assumption]) -> bool:
-        """Whether sizes may have other ways than the example's, those apart that the code asks whether they are 1."""
+        """Whether sizes may have other paths than the example's, those apart that the code asks whether they are 1."""
         return bool(self.axes and (conditions or self.may_be_zero or squeezed(program.graph)))
 
-    def by_ways(
+    def by_code_paths(
         self, program: ExportedProgram, conditions: Sequence[Assumption], ones: Sequence[Assumption]
     ) -> Graph | None:
-        """The graph of all ways of the code, of which the decomposed program has the example's; None where there is
-        one. `ones` are what the code asks of sizes whether they are 1, `conditions` all else that it assumes of them.
+        """The graph of all paths through the code, of which the decomposed program has the example's; None where there
+        is one. `ones` are what the code asks of sizes whether they are 1, `conditions` all else that it assumes of them.
 
-        Raises `ShapeError` where a size of 0 has no way.
+        Raises `ShapeError` where a size of 0 has no path.
         """
         if not self.may_differ(program, conditions):
             return None
         graph = None
         try:
-            graph = by_ways(self._first(program, [*conditions, *ones]), self.axes, self)
+            graph = by_code_paths(self._first(program, [*conditions, *ones]), self.axes, self)
         finally:
             if graph is None:
                 self._refuse_zero()
@@ -327,44 +327,46 @@ class _Exports:
     def apart(
         self, program: ExportedProgram, conditions: Sequence[Assumption], refused: Sequence[Assumption], returned: Any
     ) -> Graph:
-        """The graph in which sizes of 1 have ways of their own, or are refused where there are none; `returned` is what
-        the module returned for the example."""
+        """The graph in which sizes of 1 have paths of their own, or are refused where there are none; `returned` is
+        what the module returned for the example."""
         assumed = [*conditions, *refused]
-        looked_for = self.may_differ(program, conditions)  # the ways
-        joined = None if looked_for else self.by_ways(program, assumed, [])
+        looked_for = self.may_differ(program, conditions)  # the paths
+        joined = None if looked_for else self.by_code_paths(program, assumed, [])
         return joined or _imported(program, assumed, self.axes, self.name, returned, self.names, self.tell)
 
-    def _first(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Way:
-        """The example's way."""
+    def _first(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> CodePath:
+        """The example's path."""
         sizes: dict[str, int] = {}
         for key, leaf in self.model.named_leaves()[1]:
             for axis, entry in self.axes.get(key, {}).items():
                 if isinstance(entry, Dimension):
                     sizes[entry.name] = leaf.shape[axis]
-        return self._way(program, assumed, sizes, frozenset())
+        return self._code_path(program, assumed, sizes, frozenset())
 
-    def _way(self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]) -> Way:
-        """A decomposed program as a way, with all that decides whether sizes go it."""
+    def _code_path(
+        self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]
+    ) -> CodePath:
+        """A decomposed program as a path, with all that decides whether sizes take it."""
         conditions = [replace(each, only_one=False) for each in assumed]
         for size, node in squeezed(program.graph).items():
             if may_be_one(size, program.range_constraints):
                 conditions.append(Assumption(sympy.Ne(size, 1), line_of_node(node)))
-        return Way(program, conditions, self.names, sizes, self.last_returned, fixed)
+        return CodePath(program, conditions, self.names, sizes, self.last_returned, fixed)
 
-    def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
+    def export(self, sizes: Sizes, fixed: frozenset[str]) -> CodePath:
         """The module for an example of these sizes."""
         example = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        self.report(f"torch.export of the way of {example}")
+        self.report(f"torch.export of the path of {example}")
         bound, leaves = self.model.named_leaves()
         given = {id(leaf): of_sizes(leaf, self.axes.get(key, {}), sizes) for key, leaf in leaves}
         dims: dict[str, Any] = {}
         native = [native_axes(without(self.axes.get(key, {}), fixed), dims) for key, _ in leaves]
         assumed: list[Assumption] = []
-        program = export_other_way(self.model.with_leaves(given, as_nested(bound, iter(native))), assumed)
+        program = export_other_path(self.model.with_leaves(given, as_nested(bound, iter(native))), assumed)
         program, conditions = _decomposed(program, self.name, assumed)
-        return self._way(program, conditions, sizes, fixed)
+        return self._code_path(program, conditions, sizes, fixed)
 
-    def graph(self, exported: Way, checked: bool) -> Graph:
+    def graph(self, exported: CodePath, checked: bool) -> Graph:
         """Its graph; `checked`: every call checks what it takes for granted."""
         axes = {key: without(each, exported.fixed) for key, each in self.axes.items()}
         quiet: Callable[[str], None] = lambda remark: None  # noqa: E731
@@ -580,7 +582,7 @@ class _ProgramImporter:
 
         def worded(assumption: Assumption) -> str:
             text = re.sub(r"\bs\d+\b", lambda found: str(names.get(found[0], found[0])), str(assumption.condition))
-            return f"{assumption.place} (the example's way, taken while {text})"
+            return f"{assumption.place} (the example's path, taken while {text})"
 
         def worded_of_one(assumption: Assumption) -> str:
             sizes = sorted(str(names[str(symbol)]) for symbol in assumption.condition.free_symbols)
@@ -608,7 +610,7 @@ class _ProgramImporter:
                         f"the model takes no range of {size}: PyTorch takes it for {bounds[0]}, as in the example, at "
                         f"{worded(assumption)}; make the size fixed, or write the line without a condition on it"
                     )
-            self._remark(f"the way of the code depends on sizes, which every call checks: {worded(assumption)}")
+            self._remark(f"the path through the code depends on sizes, which every call checks: {worded(assumption)}")
         for assumption in conditions:
             emit = Emitter(self.builder)
             emit.source = worded_of_one(assumption) if assumption.only_one else worded(assumption)
@@ -697,7 +699,7 @@ class _ProgramImporter:
     def assumptions(self) -> None:
         """Tell what is taken for granted of the numbers in tensors."""
         for text in assumed_of(self.program):
-            self._remark(f"the way of the code depends on numbers in tensors, which every call checks: {text}")
+            self._remark(f"the path through the code depends on numbers in tensors, which every call checks: {text}")
 
     def _remark(self, text: str) -> None:
         self.tell(text)

@@ -38,7 +38,7 @@ def without_tracebacks() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def without_failed_ways() -> Iterator[None]:
+def without_failed_attempts() -> Iterator[None]:
     """For the time of the block: PyTorch does not print the graphs that exports of this thread began before they
     failed, nor logs what it takes from examples, which the build's remarks say."""
     thread = threading.get_ident()

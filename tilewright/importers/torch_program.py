@@ -28,7 +28,7 @@ from tilewright.importers.torch_data_conditions import (
     mark_assumptions,
 )
 from tilewright.importers.torch_gradients import OF_TRANSFORMS, check_no_transforms, takes_transforms
-from tilewright.importers.torch_log_messages import without_failed_ways
+from tilewright.importers.torch_log_messages import without_failed_attempts
 from tilewright.importers.torch_size_conditions import (
     RangeBroken,
     allowed,
@@ -76,7 +76,7 @@ def export_program(model: ExportedModel, assumed: list[Assumption]) -> ExportedP
     """
     plain = partial(_plain_export, model)
     try:
-        with without_failed_ways():
+        with without_failed_attempts():
             program = _with_symbols(model.module, plain, assumed)
             check_no_transforms(program)
             if model.whole and _holds_buffers_twice(model.module, program):
@@ -86,13 +86,13 @@ def export_program(model: ExportedModel, assumed: list[Assumption]) -> ExportedP
     except Exception as error:
         for way in (*(_traced,) * model.whole, _assumed, export_fixed) if depends_on_data(error) else ():
             try:
-                with without_failed_ways():
+                with without_failed_attempts():
                     return _noting_ones(assumed, way, model)
             except Exception as other:  # the first error says more
                 if not _is_of_ranges(other):
                     continue
                 error = other
-                with suppress(Exception), without_failed_ways():
+                with suppress(Exception), without_failed_attempts():
                     with deciding() as conditions:
                         program = way(model)
                     assumed[:] = conditions
@@ -109,18 +109,18 @@ def _refused(module: torch.nn.Module, error: Exception) -> ImportModelError:
     older = torch.__version__.startswith("2.11.") and depends_on_data(error)
     return ImportModelError(
         f"{subject}: {error}\n"
-        f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
+        f"{'PyTorch 2.11 cannot take the path of the example here, newer versions do. ' if older else ''}"
         "Make the module exportable (see the PyTorch guide on torch.export), or use "
         "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
     )
 
 
-def export_other_way(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
+def export_other_path(model: ExportedModel, assumed: list[Assumption]) -> ExportedProgram:
     """The module as its code goes for an example of other sizes; `assumed` takes up conditions on them."""
     ways: tuple[Callable[..., ExportedProgram], ...] = (ExportedModel.export, *(_traced,) * model.whole, _assumed)
     for way in ways:
         try:
-            with without_failed_ways(), deciding() as conditions:
+            with without_failed_attempts(), deciding() as conditions:
                 program = way(model)
         except Exception as error:
             if way is ExportedModel.export and not depends_on_data(error):
@@ -262,7 +262,7 @@ def _export_in_ranges(model: ExportedModel, assumed: list[Assumption]) -> Export
 def _fixes_a_size(condition: Any) -> bool:
     """Whether a condition gives a number of a size: where Python runs the code, `int(n * 0.7)` is the example's.
 
-    Those of several sizes have ways of their own, or are checked at every call.
+    Those of several sizes have paths of their own, or are checked at every call.
     """
     if not isinstance(condition, sympy.Eq) or len(condition.free_symbols) != 1:
         return False

@@ -1,11 +1,11 @@
-"""Code that goes different ways for different sizes: each way is exported, and every call takes its own.
+"""Code that takes different paths for different sizes: each path is exported, and every call takes its own.
 
-    if x.shape[1] % 2:      # one export goes one way
+    if x.shape[1] % 2:      # one export takes one path
         x = F.pad(x, (0, 1))
 
 Conditions on sizes that an export took for granted say for which sizes it holds. For one of the other sizes the module
-is exported again, until all sizes of the ranges have a way. A table of the ways by sizes chooses between them at each
-call; a loop over a size has a way for each number of rounds.
+is exported again, until all sizes of the ranges have a path. A table of the paths by sizes chooses between them at each
+call; a loop over a size has a path for each number of rounds.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tilewright.importers.torch_result_kinds import Sizes, share_outputs
 from tilewright.importers.torch_size_conditions import evaluated
 from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound, simplify, substitute, symbol
 
-_MOST_WAYS = 16
+_MOST_PATHS = 16
 _MOST_FAILURES = 8  # exports of other sizes, which the model may not take
 _MOST_WAY_SIZES = 1 << 22  # combinations of sizes
 _COMPARED_SIZES = 1024  # sizes for which formulas are compared
 
 
 @dataclass(frozen=True)
-class Way:
+class CodePath:
     """A program, decomposed, and what it takes for granted of sizes; `fixed` dimensions have one size in it."""
 
     program: ExportedProgram
@@ -69,30 +69,30 @@ class Way:
 class Exports(Protocol):
     """Exports the module again."""
 
-    def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
+    def export(self, sizes: Sizes, fixed: frozenset[str]) -> CodePath:
         """The module for an example of these sizes."""
 
-    def graph(self, exported: Way, checked: bool) -> Graph:
+    def graph(self, exported: CodePath, checked: bool) -> Graph:
         """Its graph; `checked`: every call checks what it takes for granted."""
 
 
 @dataclass
-class _Ways:
-    """The ways that are known, and the sizes that each takes."""
+class _CodePaths:
+    """The paths that are known, and the sizes that each takes."""
 
     axes: Mapping[str, Axes]
     ranges: Mapping[str, Dimension]
-    found: list[Way] = field(default_factory=list)
+    found: list[CodePath] = field(default_factory=list)
     places: dict[str, None] = field(default_factory=dict)  # the lines that ask
 
     @cached_property
     def names(self) -> list[str]:
-        """The dimensions that ways depend on."""
+        """The dimensions that paths depend on."""
         found = {name for name, entry in self.ranges.items() if entry.low == 0}
-        for way in self.found:
-            symbols = way.symbols(self.axes) or {}
-            found |= way.fixed
-            found |= {symbols[each] for one in way.assumed for each in one.condition.free_symbols if each in symbols}
+        for path in self.found:
+            symbols = path.symbols(self.axes) or {}
+            found |= path.fixed
+            found |= {symbols[each] for one in path.assumed for each in one.condition.free_symbols if each in symbols}
         return sorted(found)
 
     @cached_property
@@ -107,149 +107,151 @@ class _Ways:
     def shape(self) -> tuple[int, ...]:
         return next(iter(self.grid.values())).shape if self.names else ()
 
-    def sizes_of(self, way: Way) -> np.ndarray:
-        """The sizes that a way takes. Raises `TypeError` for a condition that cannot be told, `ValueError`."""
-        symbols = way.symbols(self.axes)
+    def sizes_of(self, path: CodePath) -> np.ndarray:
+        """The sizes that a path takes. Raises `TypeError` for a condition that cannot be told, `ValueError`."""
+        symbols = path.symbols(self.axes)
         if symbols is None:
             raise ValueError("sizes that follow from others")
         values = {symbol: self.grid[name] for symbol, name in symbols.items() if name in self.grid}
         found = np.ones(self.shape, bool)
-        for each in way.assumed:
+        for each in path.assumed:
             if not each.condition.free_symbols <= values.keys():
                 raise ValueError("numbers in tensors")
             found = found & np.broadcast_to(evaluated(each.condition, values), self.shape)
         for name in self.names:
-            if name in way.fixed:
-                found = found & (self.grid[name] == way.sizes[name])
+            if name in path.fixed:
+                found = found & (self.grid[name] == path.sizes[name])
             else:
                 found = found & (self.grid[name] > 0)
         return found
 
-    def put(self, *ways: Way) -> None:
-        """Let these be the ways."""
-        self.found = list(ways)
-        self.places.update((each.place, None) for way in ways for each in way.assumed)
+    def put(self, *paths: CodePath) -> None:
+        """Let these be the paths."""
+        self.found = list(paths)
+        self.places.update((each.place, None) for path in paths for each in path.assumed)
         for name in ("names", "grid"):
             self.__dict__.pop(name, None)
 
     def table(self) -> np.ndarray:
-        """The way of each combination of sizes; -1 where there is none."""
+        """The path of each combination of sizes; -1 where there is none."""
         table = np.full(self.shape, -1, np.int64)
-        for number, way in reversed(list(enumerate(self.found))):
-            table[self.sizes_of(way)] = number
+        for number, path in reversed(list(enumerate(self.found))):
+            table[self.sizes_of(path)] = number
         return table
 
-    def only_sizes(self, way: Way) -> frozenset[str]:
-        """The dimensions of which a way takes one size."""
-        accepted = self.sizes_of(way)
+    def only_sizes(self, path: CodePath) -> frozenset[str]:
+        """The dimensions of which a path takes one size."""
+        accepted = self.sizes_of(path)
         several = [name for name in self.names if self.ranges[name].low < self.ranges[name].high]
-        return frozenset(name for name in several if (self.grid[name][accepted] == way.sizes[name]).all())
+        return frozenset(name for name in several if (self.grid[name][accepted] == path.sizes[name]).all())
 
 
-def by_ways(first: Way, axes: Mapping[str, Axes], exports: Exports) -> Graph | None:
-    """The graph of all ways of the code; None where there is one, or where they cannot be told apart.
+def by_code_paths(first: CodePath, axes: Mapping[str, Axes], exports: Exports) -> Graph | None:
+    """The graph of all paths through the code; None where there is one, or where they cannot be told apart.
 
-    `first` is the example's way, `axes` are the dynamic dimensions.
+    `first` is the example's path, `axes` are the dynamic dimensions.
     """
     entries = (entry for each in axes.values() for entry in each.values())
-    ways = _Ways(axes, {entry.name: entry for entry in entries if isinstance(entry, Dimension)})
-    others: list[tuple[Way, Graph]] = []
+    paths = _CodePaths(axes, {entry.name: entry for entry in entries if isinstance(entry, Dimension)})
+    others: list[tuple[CodePath, Graph]] = []
     with suppress(TypeError, ValueError, OverflowError):
-        ways.put(first)
-        ways.put(_alone(ways, first, exports))
-        _search(ways, exports)
-        others = [(way, graph) for way in ways.found[1:] if (graph := _graph(way, exports)) is not None]
+        paths.put(first)
+        paths.put(_alone(paths, first, exports))
+        _search(paths, exports)
+        others = [(path, graph) for path in paths.found[1:] if (graph := _graph(path, exports)) is not None]
     if not others:
         return None
-    ways.put(ways.found[0], *(way for way, _ in others))
-    table = ways.table()
-    example = exports.graph(ways.found[0], checked=bool((table < 0).any()))
-    return _joined(ways, table, [example, *(graph for _, graph in others)])
+    paths.put(paths.found[0], *(path for path, _ in others))
+    table = paths.table()
+    example = exports.graph(paths.found[0], checked=bool((table < 0).any()))
+    return _joined(paths, table, [example, *(graph for _, graph in others)])
 
 
-def _graph(way: Way, exports: Exports) -> Graph | None:
-    """The graph of a way; None where it has operations that are not supported."""
+def _graph(path: CodePath, exports: Exports) -> Graph | None:
+    """The graph of a path; None where it has operations that are not supported."""
     try:
-        return exports.graph(way, checked=False)
+        return exports.graph(path, checked=False)
     except (ImportModelError, UnsupportedOperationError):
         return None
 
 
-def _alone(ways: _Ways, way: Way, exports: Exports) -> Way:
-    """A way whose dimensions of one size are fixed."""
-    fixed = ways.only_sizes(way)
-    return exports.export(way.sizes, fixed) if fixed > way.fixed else way
+def _alone(paths: _CodePaths, path: CodePath, exports: Exports) -> CodePath:
+    """A path whose dimensions of one size are fixed."""
+    fixed = paths.only_sizes(path)
+    return exports.export(path.sizes, fixed) if fixed > path.fixed else path
 
 
-def _search(ways: _Ways, exports: Exports) -> None:
-    """Find ways for the sizes that have none, the nearest to the example first."""
+def _search(paths: _CodePaths, exports: Exports) -> None:
+    """Find paths for the sizes that have none, the nearest to the example first."""
     tried: list[Sizes] = []
     failed = 0
-    while len(ways.found) < _MOST_WAYS and failed < _MOST_FAILURES:
-        table = ways.table()
+    while len(paths.found) < _MOST_PATHS and failed < _MOST_FAILURES:
+        table = paths.table()
         counts = np.bincount(table[table >= 0], minlength=1)
-        if len(ways.found) > 1 and counts.max() * _MOST_WAYS < table.size:
-            ways.put(ways.found[0])  # there are too many
+        if len(paths.found) > 1 and counts.max() * _MOST_PATHS < table.size:
+            paths.put(paths.found[0])  # there are too many
             return
-        sizes = _nearest(ways, table < 0, tried)
+        sizes = _nearest(paths, table < 0, tried)
         if sizes is None:
             return
         tried.append(sizes)
-        before = list(ways.found)
-        fixed = frozenset(name for name in ways.names if sizes[name] < 2 or _is_counted(ways, name))
-        if not any(_takes_up(ways, before, sizes, each, exports) for each in (fixed, frozenset(ways.names))):
-            ways.put(*before)
+        before = list(paths.found)
+        fixed = frozenset(name for name in paths.names if sizes[name] < 2 or _is_counted(paths, name))
+        if not any(_takes_up(paths, before, sizes, each, exports) for each in (fixed, frozenset(paths.names))):
+            paths.put(*before)
             failed += 1
 
 
-def _is_counted(ways: _Ways, name: str) -> bool:
-    """Whether each way found has one size of a dimension, as those of a loop over it do."""
-    return len(ways.found) > 1 and all(name in way.fixed for way in ways.found)
+def _is_counted(paths: _CodePaths, name: str) -> bool:
+    """Whether each path found has one size of a dimension, as those of a loop over it do."""
+    return len(paths.found) > 1 and all(name in path.fixed for path in paths.found)
 
 
-def _takes_up(ways: _Ways, before: Sequence[Way], sizes: Sizes, fixed: frozenset[str], exports: Exports) -> bool:
-    """Add the way of some sizes; whether it takes them."""
+def _takes_up(
+    paths: _CodePaths, before: Sequence[CodePath], sizes: Sizes, fixed: frozenset[str], exports: Exports
+) -> bool:
+    """Add the path of some sizes; whether it takes them."""
     try:
-        way = exports.export(sizes, fixed)
-        ways.put(*before, way)
-        way = _alone(ways, way, exports)
-        ways.put(*before, way)
-        return bool(ways.sizes_of(way)[_place(ways, sizes)])
+        path = exports.export(sizes, fixed)
+        paths.put(*before, path)
+        path = _alone(paths, path, exports)
+        paths.put(*before, path)
+        return bool(paths.sizes_of(path)[_place(paths, sizes)])
     except Exception:  # the model may not take these sizes
         return False
 
 
-def _place(ways: _Ways, sizes: Sizes) -> tuple[int, ...]:
-    return tuple(sizes[name] - ways.ranges[name].low for name in ways.names)
+def _place(paths: _CodePaths, sizes: Sizes) -> tuple[int, ...]:
+    return tuple(sizes[name] - paths.ranges[name].low for name in paths.names)
 
 
-def _nearest(ways: _Ways, missing: np.ndarray, tried: Sequence[Sizes]) -> dict[str, int] | None:
-    """Sizes without a way that were not tried, the nearest to the example."""
+def _nearest(paths: _CodePaths, missing: np.ndarray, tried: Sequence[Sizes]) -> dict[str, int] | None:
+    """Sizes without a path that were not tried, the nearest to the example."""
     missing = missing.copy()
     for sizes in tried:
-        missing[_place(ways, sizes)] = False
+        missing[_place(paths, sizes)] = False
     places = np.argwhere(missing)
     if not len(places):
         return None
-    first = ways.found[0].sizes
-    near = places[np.abs(places - np.array(_place(ways, first))).sum(1).argmin()]
-    return {**first, **{n: int(at) + ways.ranges[n].low for n, at in zip(ways.names, near, strict=True)}}
+    first = paths.found[0].sizes
+    near = places[np.abs(places - np.array(_place(paths, first))).sum(1).argmin()]
+    return {**first, **{n: int(at) + paths.ranges[n].low for n, at in zip(paths.names, near, strict=True)}}
 
 
 # One graph of all ---------------------------------------------------------------------------------------------
 
 
-def _joined(ways: _Ways, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
-    """A graph that looks its sizes up, and takes their way; the example's, which refuses them, where there is none."""
-    symbols = {name: symbol(name, entry.low, entry.high) for name, entry in ways.ranges.items()}
-    inputs = _inputs(graphs, symbols, ways.axes)
+def _joined(paths: _CodePaths, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
+    """A graph that looks its sizes up, and takes their path; the example's, which refuses them, where there is none."""
+    symbols = {name: symbol(name, entry.low, entry.high) for name, entry in paths.ranges.items()}
+    inputs = _inputs(graphs, symbols, paths.axes)
     mutated = list(dict.fromkeys(value.name for graph in graphs for value in graph.mutations))
-    accepted = [_some(ways, table == number) for number in range(len(graphs))]
+    accepted = [_some(paths, table == number) for number in range(len(graphs))]
     kinds = share_outputs(graphs, accepted)
     for graph in graphs:
         _as_inside(graph, inputs, mutated)
     types = _types(accepted, graphs, symbols)
-    joined = _chosen(ways, table, graphs, range(len(graphs)), inputs, types)
+    joined = _chosen(paths, table, graphs, range(len(graphs)), inputs, types)
     _facts(joined, graphs, mutated)
     if kinds is not None:
         joined.results_of = kinds
@@ -258,47 +260,47 @@ def _joined(ways: _Ways, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
             f"{joined.output_names[-1]!r} is the number of the call's kind"
         )
     joined.remarks.append(
-        f"the way of the code depends on sizes: {len(graphs)} ways are in the engine, one of which a call takes: "
-        f"{_places(ways)}"
+        f"the path through the code depends on sizes: {len(graphs)} paths are in the engine, one of which a call "
+        f"takes: {_places(paths)}"
     )
     verify(joined)
     return joined
 
 
 def _chosen(
-    ways: _Ways,
+    paths: _CodePaths,
     table: np.ndarray,
     graphs: Sequence[Graph],
     numbers: range,
     inputs: Sequence[Value],
     types: Sequence[tuple[DType, tuple[Size | None, ...]]],
 ) -> Graph:
-    """A graph of some ways, by number, that halves them until one is left."""
+    """A graph of some paths, by number, that halves them until one is left."""
     if len(numbers) == 1:
         return graphs[numbers[0]]
     middle = len(numbers) // 2
     before, others = (
-        _chosen(ways, table, graphs, part, inputs, types) for part in (numbers[:middle], numbers[middle:])
+        _chosen(paths, table, graphs, part, inputs, types) for part in (numbers[:middle], numbers[middle:])
     )
     builder = GraphBuilder(graphs[0].name)
     emit = Emitter(builder)
-    emit.source = _places(ways)
-    for name, entry in ways.ranges.items():
+    emit.source = _places(paths)
+    for name, entry in paths.ranges.items():
         builder.symbol(name, entry.low, entry.high)
     given = [builder.input(value.name, value.dtype, value.shape) for value in inputs]
     own = tuple(
         (dtype, tuple(builder.run_time_symbol(f"way_{numbers[middle]}") if size is None else size for size in shape))
         for dtype, shape in types
     )
-    is_before = emit.op("less", emit.cast(_looked_up(emit, ways, table), int64), numbers[middle])
+    is_before = emit.op("less", emit.cast(_looked_up(emit, paths, table), int64), numbers[middle])
     made = builder.node("if", [is_before, *given], source=emit.source, then=before, otherwise=others, types=own)
     for value, name in zip(made.outputs, graphs[0].output_names, strict=True):
         builder.output(value, name)
     return builder.graph
 
 
-def _places(ways: _Ways) -> str:
-    places = [place for place in ways.places if place != NO_LINE] or [NO_LINE]
+def _places(paths: _CodePaths) -> str:
+    places = [place for place in paths.places if place != NO_LINE] or [NO_LINE]
     return "; ".join(places[:3]) + ("; …" if len(places) > 3 else "")
 
 
@@ -340,7 +342,7 @@ def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) ->
 def _types(
     accepted: Sequence[Sequence[Sizes]], graphs: Sequence[Graph], symbols: Mapping[str, Size]
 ) -> list[tuple[DType, tuple[Size | None, ...]]]:
-    """The types of results; None for a size that no formula tells for all ways; `accepted` are sizes of each."""
+    """The types of results; None for a size that no formula tells for all paths; `accepted` are sizes of each."""
     return [
         (
             values[0].dtype,
@@ -350,21 +352,21 @@ def _types(
     ]
 
 
-def _some(ways: _Ways, chosen: np.ndarray) -> list[dict[str, int]]:
-    """Some of the sizes in a part of the table, with random ones of dimensions on which no way depends."""
+def _some(paths: _CodePaths, chosen: np.ndarray) -> list[dict[str, int]]:
+    """Some of the sizes in a part of the table, with random ones of dimensions on which no path depends."""
     places = np.argwhere(chosen)
     generator = np.random.default_rng(0)
     if len(places) > _COMPARED_SIZES:  # at random, as remainders of sizes would be the same at regular distances
         places = places[generator.choice(len(places), _COMPARED_SIZES, replace=False)]
     found = []
     for at in places:
-        sizes = {n: int(generator.integers(each.low, each.high, endpoint=True)) for n, each in ways.ranges.items()}
-        found.append({**sizes, **{n: int(p) + ways.ranges[n].low for n, p in zip(ways.names, at, strict=True)}})
+        sizes = {n: int(generator.integers(each.low, each.high, endpoint=True)) for n, each in paths.ranges.items()}
+        found.append({**sizes, **{n: int(p) + paths.ranges[n].low for n, p in zip(paths.names, at, strict=True)}})
     return found
 
 
 def _formula(sizes: Sequence[Size], accepted: Sequence[Sequence[Sizes]], symbols: Mapping[str, Size]) -> Size | None:
-    """A formula for a size of a result that holds for all ways; `sizes` are those of the ways."""
+    """A formula for a size of a result that holds for all paths; `sizes` are those of the paths."""
     if any(each.name not in symbols for size in sizes for each in free_symbols(size)):
         return None
     outside = [substitute(size, symbols) for size in sizes]
@@ -380,21 +382,21 @@ def _formula(sizes: Sequence[Size], accepted: Sequence[Sequence[Sizes]], symbols
     return None
 
 
-def _looked_up(emit: Emitter, ways: _Ways, table: np.ndarray) -> Value:
-    """The way of a call's sizes."""
+def _looked_up(emit: Emitter, paths: _CodePaths, table: np.ndarray) -> Value:
+    """The path of a call's sizes."""
     place: Size = 0
-    for axis, name in enumerate(ways.names):
-        entry, first = ways.ranges[name], np.take(table, [0], axis)
+    for axis, name in enumerate(paths.names):
+        entry, first = paths.ranges[name], np.take(table, [0], axis)
         if (table == first).all():
             table = first  # the dimension makes no difference
         else:
             place = simplify(lift(place) * table.shape[axis] + symbol(name, entry.low, entry.high) - entry.low)
-    numbers = emit.constant(table.reshape(-1).astype(np.int8), "ways")
+    numbers = emit.constant(table.reshape(-1).astype(np.int8), "paths")
     return emit.op("gather", numbers, emit.value(place, int64), axis=0)
 
 
 def _facts(joined: Graph, graphs: Sequence[Graph], mutated: Sequence[str]) -> None:
-    """Give the graph of all ways what is known of each: what it writes, remarks, fixed arguments, results."""
+    """Give the graph of all paths what is known of each: what it writes, remarks, fixed arguments, results."""
     first = graphs[0]
     values = {value.name: value for value in joined.inputs}
     count = len(joined.outputs) - len(mutated)

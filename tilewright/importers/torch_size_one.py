@@ -5,7 +5,7 @@
 
 The program of greater sizes then runs for size 1 too.  The model is exported once more with this dimension fixed to 1.
 If both graphs give the same results there, on the example and on random inputs (of a small model with several other
-sizes, too), it serves size 1; otherwise size 1 is a way of its own, or every call checks that it is not 1.  Code that
+sizes, too), it serves size 1; otherwise size 1 is a path of its own, or every call checks that it is not 1.  Code that
 asks about several dimensions is also compared where several are 1.
 """
 
@@ -82,7 +82,7 @@ class Imported:
 
 
 def refused_at_one(general: Imported, examples: Mapping[str, torch.Tensor], export: Export) -> list[Assumption]:
-    """Conditions for every call: that dimensions are not 1, alone or together, for which the model's code takes a way
+    """Conditions for every call: that dimensions are not 1, alone or together, for which the model's code takes a path
     with other results, or which cannot be compared.
 
     `examples` are the example's inputs and the buffers that are inputs, by name; `export` gives the model with

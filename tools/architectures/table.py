@@ -24,7 +24,7 @@ REASONS = (
     (r"torch\.compile fails as well", "PyTorch's own torch.compile fails"),
     (r"takes no range of", "PyTorch exports it for one size only"),
     (
-        r"PyTorch cannot export.*data-dependent|is a number read out|the example's way|and the model needs",
+        r"PyTorch cannot export.*data-dependent|is a number read out|the example's path|and the model needs",
         "its code depends on the numbers in tensors",
     ),
     (r"Constraints violated|specialized", "PyTorch exports it for one size only"),
