@@ -11,6 +11,7 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -207,11 +208,7 @@ def gpu_table(data: dict[str, Any]) -> str:
             row = [case["family"], f"{case['name']}, {case['protocol']}", f"{time:.1f}", "-", "none", "-"]
             lines.append([*row, _rate(case)])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    places = {
-        f"{found['device']}, {found['driver']}, {found['assembler']}, {found['date']}; {_versions(found)}."
-        for found in data["environments"].values()
-    }
-    return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+    return f"{text}\n\n{_gpu_environments(data['environments'].values())}"
 
 
 def accuracy_table(data: dict[str, Any]) -> str:
@@ -253,9 +250,7 @@ def model_table(data: dict[str, Any]) -> str:
         seconds = "" if cold is None else f"{cold:.1f}"
         lines.append([*row, str(floor or ""), f"{case['error_ratio']:.2f}", seconds])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    found = [case["environment"] for case in data["cases"]]
-    places = {f"{e['device']}, {e['driver']}, {e['assembler']}, {e['date']}; {_versions(e)}." for e in found}
-    return f"{text}\n\n" + "\n".join(sorted(places)) + "\n"
+    return f"{text}\n\n{_gpu_environments(case['environment'] for case in data['cases'])}"
 
 
 def model_facts(data: dict[str, Any]) -> str:
@@ -318,6 +313,16 @@ def _rate(case: dict[str, Any]) -> str:
         if "tilewright" in case.get(key, {}):
             return f"{case[key]['tilewright']:.3g} {unit}"
     return ""
+
+
+def _gpu_environments(environments: Iterable[dict[str, Any]]) -> str:
+    """A line for each GPU with its software, and the dates on which it was measured."""
+    dates: dict[tuple[str, str], set[str]] = {}
+    for found in environments:
+        device = f"{found['device']}, {found['driver']}, {found['assembler']}"
+        dates.setdefault((device, _versions(found)), set()).add(found["date"])
+    lines = [f"{device}, {', '.join(sorted(days))}; {versions}." for (device, versions), days in sorted(dates.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _versions(environment: dict[str, Any]) -> str:

@@ -144,7 +144,7 @@ def test_products_and_loops() -> None:
     rows, width = SERVER.microtile(tilewright.dtypes.float32)
     assert f"product [64 x 32] @ [32 x 64]: sums of {rows} x {width} in registers" in dot
     assert "its left operand is read from scratch memory" in dot
-    assert "reads it where it lies; its mask ends the product's loops" in of(found, "right =")
+    assert "reads it in place; its mask ends the product's loops" in of(found, "right =")
     assert "carried by the loop: a block of 64 x 64 in scratch memory" in of(found, "for start")
     assert "initial value into scratch memory: axis 0: 64 one by one" in of(found, "for start")
     assert any(text.startswith("and each pass of the loop at line") and "264192 float" in text for text in found[""])

@@ -308,7 +308,7 @@ class _Exports:
         self, program: ExportedProgram, conditions: Sequence[Assumption], ones: Sequence[Assumption]
     ) -> Graph | None:
         """The graph of all paths through the code, of which the decomposed program has the example's; None where there
-        is one. `ones` are what the code asks of sizes whether they are 1, `conditions` all else that it assumes of them.
+        is one.  `ones` are the code's questions whether sizes are 1, `conditions` all else that it assumes of them.
 
         Raises `ShapeError` where a size of 0 has no path.
         """

@@ -31,7 +31,7 @@ def _transposed(kernels: KernelFacts, node: Node, rewriter: GraphRewriter) -> Va
     source = read_in_place(node, rewriter, kernels)
     if source is None or source.dtype not in kernels.transposed_types:
         return None
-    rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, as it lies")
+    rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, in place")
     return rewriter.op("matmul", [source, node.inputs[1]], **{**node.attributes, "transpose_a": True})
 
 

@@ -129,7 +129,7 @@ class KernelReport:
                 loops.append(_NestLoop(axes[root], text))
 
     def transposed(self, root: Root, read_axis: int, written_axis: int, side: int) -> None:
-        """A root that is turned around in registers."""
+        """A root that is reversed in registers."""
         text = (
             f"read along axis {read_axis} and written along axis {written_axis}: tiles of {side} x {side} are "
             "transposed in registers"
@@ -157,7 +157,7 @@ class KernelReport:
         source = f" of {self._array(pointer)}" if pointer is not None and pointer.type.is_pointer else ""
         opcode = operation.opcode
         if how in ("contiguous", "reversed"):
-            turned = ", turned around in registers" if how == "reversed" else ""
+            turned = ", reversed in registers" if how == "reversed" else ""
             self.note(operation, f"{opcode}{source}: vectors of consecutive elements{turned}{mask}")
         elif how == "single":
             where = "one element for all lanes" if place is not None else "one element at a time, outside of vectors"
@@ -180,7 +180,7 @@ class KernelReport:
             return
         mask = "; its mask ends the product's loops" if len(load.operands) > 1 else ""
         source = self._array(load.operands[0])
-        self.note(load, f"load of {source}: the product of line {_line(product)} reads it where it lies{mask}")
+        self.note(load, f"load of {source}: the product of line {_line(product)} reads it in place{mask}")
 
     def _array(self, pointer: SSAValue) -> str:
         value = pointer
