@@ -187,6 +187,7 @@ def conjuncts(mask: SSAValue, axes: Axes | None = None) -> list[tuple[SSAValue, 
 
 
 PrefixKey = tuple[str, SSAValue, SSAValue]
+_STILL = "still"
 
 
 def prefix_key(compare: SSAValue) -> PrefixKey | None:
@@ -201,9 +202,28 @@ def prefix_key(compare: SSAValue) -> PrefixKey | None:
     return (predicate, plain(left), plain(right))
 
 
+def still_key(mask: SSAValue) -> PrefixKey:
+    """In the place of a prefix's key: of a mask that is one number for all elements."""
+    return (_STILL, plain(mask), plain(mask))
+
+
+def still_compare(value: SSAValue, analysis: AffineAnalysis) -> bool:
+    """Whether a block is a comparison of integers that do not change along any axis."""
+    operation = value.definition
+    if operation is None or operation.opcode != "compare":
+        return False
+    kind = operation.operands[0].type
+    if kind.is_pointer or not kind.dtype.is_integer:
+        return False
+    axes = [axis for axis, extent in enumerate(value.type.shape) if extent > 1]
+    return all(_still(operand, axis, analysis) for operand in operation.operands for axis in axes)
+
+
 def masks_out(mask: SSAValue, axis: int, key: PrefixKey, analysis: AffineAnalysis) -> bool:
     """Whether `mask` is a conjunction that is false wherever the prefix `key` along its `axis` is false."""
     for part, axes in conjuncts(mask):
+        if key[0] == _STILL and plain(part) is key[1]:
+            return True
         if prefix_key(part) != key:
             continue
         prefix = prefix_of(part, analysis)

@@ -31,6 +31,7 @@ from tilewright.targets.cpu.reduce import ReductionLoop
 from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.row_masks import only_unmasked_rows
 from tilewright.targets.cpu.schedule import Cluster, KernelScheduler, Partitioner, Root
+from tilewright.targets.cpu.still_masks import still_masks
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.transposition import Transposer, Turn, find_turn
@@ -215,6 +216,8 @@ class NestEmitter:
 
         limit = self._limit(roots, axes)
         rest = limit is not None and self._anyone_needs_outside(roots, axes, limit)
+        if position == vector and lanes > 1 and not rest:
+            limit = self._ended_by_still_masks(roots, axes, extent, limit)
         unroll = self._unroll(roots, axes, extent, lanes, 4) if position == vector else 1
         self.report.loop(roots, axes, extent, lanes, unroll, limit.compares if limit is not None else (), rest)
         if position == vector:
@@ -634,6 +637,27 @@ class NestEmitter:
         extent = roots[0].domain[axes[roots[0]]]
         count = count_of_prefix(self.evaluator, prefix.index, prefix.limit, prefix.inclusive, extent)
         return Limit(key, found[key], count)
+
+    def _ended_by_still_masks(
+        self, roots: Sequence[Root], axes: dict[Root, int], extent: int, limit: Limit | None
+    ) -> Limit | None:
+        """The limit, which is zero where masks do not hold that are one number and after which no root needs anything."""
+        program, builder, evaluator = self.placement.program, self.builder, self.evaluator
+        found = {
+            mask.value: mask for root in roots for mask in still_masks(root, axes[root], program, self.analysis)
+        }
+        for key in {key: None for mask in found.values() for key in mask.keys}:
+            compares = {value: mask.axis for value, mask in found.items() if key in mask.keys}
+            if self._anyone_needs_outside(roots, axes, PrefixMask(key, compares)):
+                found = {value: mask for value, mask in found.items() if key not in mask.keys}
+        if not found:
+            return limit
+        holds = evaluator.all_of([evaluator.evaluate(mask, tuple(ZERO for _ in mask.type.shape)) for mask in found], 1)
+        count = builder.integer(extent) if limit is None else limit.count
+        count = evaluator.emit_at([holds, count], lambda: builder.select(holds, count, builder.integer(0)))
+        known = {value: mask.axis for value, mask in found.items()}
+        key = next(iter(next(iter(found.values())).keys)) if limit is None else limit.key
+        return Limit(key, {**(limit.compares if limit is not None else {}), **known}, count)
 
     def _anyone_needs_outside(self, roots: Sequence[Root], axes: dict[Root, int], limit: PrefixMask) -> bool:
         """Whether a loop of a nest must go beyond the limit.

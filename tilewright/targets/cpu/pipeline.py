@@ -19,6 +19,7 @@ from tilewright.targets.cpu.failures import assertions, number_assertions
 from tilewright.targets.cpu.lowering import CPUKernelLowering
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.passes.check_bounds import check_bounds
+from tilewright.targets.cpu.passes.known_bounds import drop_known_bounds
 from tilewright.targets.cpu.passes.sum_in_loops import sum_in_loops
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
@@ -53,6 +54,7 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
     ),
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
+    (drop_known_bounds, "next, with all indices that they have; masks lose what the lower bounds of block pointers are"),
     (sum_in_loops, "before blocks are placed: a carried block would have a buffer"),
     (simplify, "what the passes before left over"),
 )
@@ -74,7 +76,11 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
             raise inline_asm_error(operation, "a CPU")
         if is_explicit(operation.opcode):
             raise explicit_error(operation, "a CPU")
-    passes = tuple(step for step, _ in CPU_PASSES)
+
+    def sum_by_vectors(function: Function) -> Function:
+        return sum_in_loops(function, target.vector_bits // 32)
+
+    passes = tuple(sum_by_vectors if step is sum_in_loops else step for step, _ in CPU_PASSES)
     if not options.watches:
         passes = tuple(step for step in passes if step is not watch_waits)
     if options.check_bounds:

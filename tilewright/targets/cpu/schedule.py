@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.core import Operation, Region, SSAValue
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.access import Axes, Reads, ValueWalker
 from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.attributes import integer
@@ -419,7 +420,8 @@ class _RegionSteps:
         self.scheduler = scheduler
         self.steps: list[ScheduleStep] = []
         self.pending: list[Root] = []
-        self._scalars: set[SSAValue] = set()  # scalar results of pending reductions
+        self._scalars: set[SSAValue] = set()  # scalar results of pending reductions, and what is computed from them
+        self._late: list[Operation] = []  # scalar operations that come after the pending roots
 
     def add(self, root: Root) -> None:
         if root.reads.scalars & self._scalars:
@@ -429,9 +431,17 @@ class _RegionSteps:
             self._scalars |= {value for value in root.operation.results if value.type.is_scalar}
 
     def scalar(self, operation: Operation) -> None:
-        """A scalar operation is emitted at once; it forces out pending roots that it depends on."""
+        """A scalar operation is emitted at once.
+
+        Arithmetic with results of pending reductions waits for them, so that more roots can join these; anything
+        else forces out the pending roots that it depends on.
+        """
         waits = any(operand in self._scalars for operand in operation.operands)
         blocks = any(operand.type.rank for operand in operation.operands)
+        if waits and not blocks and operation.opcode in ELEMENTWISE:
+            self._late.append(operation)
+            self._scalars |= set(operation.results)
+            return
         loads = operation.opcode == "load" and any(root.kind == "store" for root in self.pending)
         if waits or blocks or loads:
             self.flush()
@@ -441,7 +451,8 @@ class _RegionSteps:
         if self.pending:
             self.steps.append(ScheduleStep("group", roots=self.pending))
             self.scheduler.touch_group(self.pending)
-        self.pending, self._scalars = [], set()
+        self.steps += [ScheduleStep("scalar", operation) for operation in self._late]
+        self.pending, self._scalars, self._late = [], set(), []
 
 
 # Clusters ----------------------------------------------------------------------------------------
