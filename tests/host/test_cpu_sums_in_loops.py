@@ -1,4 +1,5 @@
-"""Blocks that loops add to, of which only the sum is wanted, are summed up pass by pass on CPUs; products and extrema too."""
+"""Blocks that loops add to, of which only the sum is wanted, are summed up pass by pass on CPUs; products and extrema
+too."""
 
 # mypy: ignore-errors
 

@@ -16,6 +16,7 @@ from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation
 from tilewright.ir.diagnostics import unsupported_error
 from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.wide_division import EXACT_BITS, divide_wide
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import Converter, register_type
 from tilewright.targets.llvm.division import by_constant
@@ -211,8 +212,10 @@ class Elementwise:
             )
             bad = builder.binary("or", bad, overflow)
         safe = builder.select(bad, one, right)
-        result = builder.binary(operator, left, safe)
-        return result
+        if not left.is_vector or dtype.bits < 64:
+            return builder.binary(operator, left, safe)
+        quotient = divide_wide(builder, left, safe, dtype.is_signed)
+        return quotient if opcode == "divide" else builder.subtract(left, builder.multiply(quotient, safe))
 
     def _division_by_doubles(self, opcode: str, left: LLVMValue, right: LLVMValue, dtype: DType) -> LLVMValue:
         """Exact for integers of up to 32 bits: numbers plus a half are at least 2^-33 of a quotient away from the next.
@@ -275,7 +278,8 @@ def _without_vectors(opcode: str, dtype: DType, operands: list[LLVMValue]) -> st
         return f"{opcode} of numbers beyond {reach} is a call of the C library; vectors without one stay whole"
     if opcode in ("divide", "remainder") and not dtype.is_float and dtype.bits == 64:
         if _splat_constant(operands[1]) in (None, 0, -1):
-            return f"{dtype.name} {opcode} by a number known at run time only is a scalar division"
+            beyond = f"{dtype.name} {opcode} of numbers beyond {EXACT_BITS} bits is a scalar division"
+            return f"{beyond}; vectors without one stay whole"
     return None
 
 

@@ -641,11 +641,9 @@ class NestEmitter:
     def _ended_by_still_masks(
         self, roots: Sequence[Root], axes: dict[Root, int], extent: int, limit: Limit | None
     ) -> Limit | None:
-        """The limit, which is zero where masks do not hold that are one number and after which no root needs anything."""
+        """The limit, which is zero where a mask does not hold that is one number, and after which no root needs any."""
         program, builder, evaluator = self.placement.program, self.builder, self.evaluator
-        found = {
-            mask.value: mask for root in roots for mask in still_masks(root, axes[root], program, self.analysis)
-        }
+        found = {mask.value: mask for root in roots for mask in still_masks(root, axes[root], program, self.analysis)}
         for key in {key: None for mask in found.values() for key in mask.keys}:
             compares = {value: mask.axis for value, mask in found.items() if key in mask.keys}
             if self._anyone_needs_outside(roots, axes, PrefixMask(key, compares)):

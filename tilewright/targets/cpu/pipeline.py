@@ -54,7 +54,10 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
     ),
     (simplify, "smaller kernels for all that follows, and equal masks and addresses become one value"),
     (carry_uniform_increments, "after it, because loops carry only what changes; pointers become affine in scalars"),
-    (drop_known_bounds, "next, with all indices that they have; masks lose what the lower bounds of block pointers are"),
+    (
+        drop_known_bounds,
+        "next, with all indices that they have; masks lose what the lower bounds of block pointers are",
+    ),
     (sum_in_loops, "before blocks are placed: a carried block would have a buffer"),
     (simplify, "what the passes before left over"),
 )

@@ -6,8 +6,8 @@
     count = columns if row < rows else 0
     for column in 0 … count: …                        no mask but for the last vector
 
-So it is where nobody needs the elements that such a mask leaves out.  `row_masks.py` does the same for masks that change
-from row to row of a loop, and `nests.py` for those that hold for the first elements of a loop.
+So it is where nobody needs the elements that such a mask leaves out.  `row_masks.py` does the same for masks that
+change from row to row of a loop, and `nests.py` for those that hold for the first elements of a loop.
 """
 
 from __future__ import annotations
