@@ -157,6 +157,7 @@ def test_ctas_leave_when_what_they_load_from_others_has_come(region: str) -> Non
   %one = shared_alloc {shape = [64, 64], dtype = f32, swizzle = 0} : shared<64x64xf32,0>
   %there = shared_remote %one, %rank : shared<64x64xf32,0,remote>
   %block = shared_load %there : <64x64xf32>
+  shared_wait {remote = true}
   %flag = compare %rank, %zero {predicate = "eq"} : i1
 """
         + (f"  {region}\n{leave}{end}" if region else leave)
@@ -164,7 +165,10 @@ def test_ctas_leave_when_what_they_load_from_others_has_come(region: str) -> Non
   shared_store %one, %block
   tma_store %x, %zero, %zero, %one"""
     )
-    lowered = lower(text_of(body, "%x: tensormap<64x64xf32>"), TARGET, NvidiaOptions(cluster=(2, 1, 1)))
+    parameters, options = "%x: tensormap<64x64xf32>", NvidiaOptions(cluster=(2, 1, 1))
+    with pytest.raises(CompilationError, match="load overtaken: cluster_arrive does not wait for the load"):
+        lower(text_of(body.replace("shared_wait {remote = true}", ""), parameters), TARGET, options)
+    lowered = lower(text_of(body, parameters), TARGET, options)
     ptx = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True)).ptx
     last = ptx.rindex("ld.shared::cluster")
     fence, arrival = ptx.index("fence.acq_rel.cta"), ptx.index("barrier.cluster.arrive.relaxed;")

@@ -62,6 +62,7 @@ kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensor
     %16 = cluster_rank : i32
     %17 = shared_remote %15, %16 : shared<64x64xbf16,128,remote>
     %18 = shared_load %17 : <64x64xbf16>
+    shared_wait {remote = true}
     %19 = compare %18, %14 {predicate = "gt"} : <64x64xi1>
     %20 = warp_any %19 : i1
     if %20 {

@@ -22,6 +22,7 @@ from tilewright.language.function import SourceFunction
 from tilewright.language.records import field_names
 from tilewright.language.tensor import tensor
 from tilewright.language.types import unwrap
+from tilewright.passes.load_waits import place_load_waits
 from tilewright.targets.base import Remark
 
 
@@ -199,4 +200,5 @@ def _traced(
             )
         builder.location = Location(kernel.file, kernel.definition.end_lineno or kernel.first_line, 0, kernel.name)
         builder.create("return")
+    place_load_waits(function)
     return function

@@ -21,7 +21,7 @@ from typing import Any
 
 from tilewright.dtypes import BY_NAME, DType, int1, int16, int32
 from tilewright.ir.inference import Attributes, Regions, Rule, Types, check_shape, check_yield, require
-from tilewright.ir.table import ALLOCATE, READ, SYNCHRONIZE, AttributeInfo, OpInfo
+from tilewright.ir.table import ALLOCATE, OBSERVE, READ, SYNCHRONIZE, AttributeInfo, OpInfo
 from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapType, TensorType, scalar
 
 SWIZZLES = (0, 32, 64, 128)
@@ -421,6 +421,9 @@ EXPLICIT_SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _pure("shared_remote", 2, shared_remote, "the same tile in the shared memory of another CTA of the cluster"),
         _row("shared_load", (1, 1), shared_load, "the elements of a tile as a block", effects=READ),
         _act("shared_store", (2, 2), shared_store, "a block written to a tile"),
+        # Nothing else waits for loads: an arrival overtakes them.  `passes.load_waits` places it.
+        _row("shared_wait", (0, 0), nothing, "the loads before it in its region have ended; remote: from other CTAs",
+             attributes={"remote": _FALSE}, effects=OBSERVE),
     ),
     "asynchronous barriers": (
         _row("barrier_alloc", (0, 0), barrier_alloc, "mbarriers whose phases end after so many arrivals and all bytes",

@@ -11,6 +11,7 @@ things happen is for the interpreter (`ir.asynchrony`).
     bytes        what a barrier expects can be brought by the copies that complete on it
     numbered     barriers with numbers: all uses agree on the threads, and these are of the roles that come
     release      a stage is not released while the last product that reads it may be in flight
+    loads        a `shared_wait` ends loads before what lets others write where they read (`passes.load_waits`)
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tilewright.ir.diagnostics import render, user_place
 from tilewright.ir.explicit import GREATEST_CTA_THREADS, is_explicit, slice_unit, tile_bytes
 from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import BarrierType, SharedType
+from tilewright.passes.load_waits import unended_loads
 
 GREATEST_NUMBER = 7  # of a numbered barrier; the others are the compiler's
 _ONE_THREAD = frozenset(
@@ -91,6 +93,7 @@ class _HazardCheck:
         self.numbered()
         for role in self.roles:
             self.releases(role.region, [])
+        self.loads()
 
     @staticmethod
     def fail(operation: Operation, message: str, advice: str) -> CompilationError:
@@ -377,6 +380,19 @@ class _HazardCheck:
                     f"unmatched barrier: number {number} waits for {threads.pop()} threads, '{role.name}' has {coming}",
                     f"count {self.limits.warp_threads} threads for each warp of each copy",
                 )
+
+    # Loads that are under way
+
+    def loads(self) -> None:
+        for found in unended_loads(self.function):
+            kind = " {remote = true}" if found.remote else ""
+            message = "load overtaken: its region ends, and no wait for the load can follow"
+            if found.cause is not None:
+                load = user_place(found.load.location)
+                place = f" at {load}" if load is not None else ""
+                message = f"load overtaken: {found.cause.opcode} does not wait for the load{place}"
+            advice = f"shared_wait{kind} before it: arrivals are issued while loads are under way"
+            raise self.fail(found.cause or found.load, message, advice)
 
     # Release of stages
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ExecutionError
+from tilewright.ir.asynchrony.memory import BufferAccess
 from tilewright.ir.asynchrony.synchronisation import Knowledge
 from tilewright.ir.core import Operation, Region
 from tilewright.ir.diagnostics import located_execution_error, step_error, user_place
@@ -48,6 +49,9 @@ class Agent:
     own: int = 0
     lead: int = 0
     over: int = 0  # what was done before the cluster's barriers that this agent has waited for, relaxed ones too
+    loading: list[list[BufferAccess]] = field(default_factory=list)  # loads under way, of each region being run
+    passed_by: list[BufferAccess] = field(default_factory=list)  # those of them that no arrival has overtaken yet
+    unordered: int = 0  # the `ordered` bits of loads under way, which arrivals at mbarriers do not pass on
     groups: list[Any] = field(default_factory=list)  # products in flight, oldest first
     stores: list[list[Any]] = field(default_factory=list)  # groups of copies out, oldest first
     open_stores: list[Any] = field(default_factory=list)  # since the last commit
@@ -96,13 +100,45 @@ class Agent:
         self.known.done |= self.lead | self.own
         self.lead = self.own = 0
 
+    # Loads under way
+
+    def begin_load(self, access: BufferAccess, remote: bool) -> None:
+        """A load of all threads, which is over at a later `shared_wait` of the same region."""
+        access.begun = self.machine.new_bit()
+        access.ordered = 0 if remote else self.machine.new_bit()
+        self.keep(access.begun | access.ordered)
+        self.unordered |= access.ordered
+        self.loading[-1].append(access)
+        self.passed_by.append(access)
+
+    def end_loads(self, ended: Sequence[BufferAccess]) -> None:
+        """Loads of this region are over."""
+        self.loading[-1] = [access for access in self.loading[-1] if access not in ended]
+        self.passed_by = [access for access in self.passed_by if access not in ended]
+        for access in ended:
+            self.keep(access.bit)
+            self.unordered &= ~access.ordered
+
+    def overtake(self, operation: Operation) -> None:
+        """Others go on by an arrival, whether or not loads of this group are over."""
+        for access in self.passed_by:
+            access.overtaken = operation
+        self.passed_by = []
+
+    def arriving(self, knowledge: Knowledge) -> Knowledge:
+        """What is left at an mbarrier of what threads know: loads under way are not ordered by it."""
+        knowledge.done &= ~self.unordered
+        return knowledge
+
     # Walking the code
 
     def run(self, region: Region, arguments: Sequence[Any] = ()) -> Steps:
         """Run a region; the operands of its terminator."""
         self.instance.values.update(zip(region.arguments, arguments, strict=False))
+        self.loading.append([])
         for operation in region.operations[:-1]:
             yield from self.operation(operation)
+        self.loading.pop()
         return [self.instance.values[value] for value in region.terminator.operands]
 
     def operation(self, operation: Operation) -> Generator[Wait | None, None, None]:

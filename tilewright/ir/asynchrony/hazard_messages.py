@@ -7,9 +7,15 @@ from tilewright.ir.asynchrony.agents import Agent
 from tilewright.ir.asynchrony.memory import BufferAccess, SharedTile
 from tilewright.ir.asynchrony.synchronisation import Knowledge
 from tilewright.ir.core import Operation
+from tilewright.ir.diagnostics import user_place
 
 _PARITY = (
     "take stage and parity from one ring_position; producers begin with producer_start, consumers with consumer_start"
+)
+
+END_LOADS = (
+    "a shared_wait after the load, in its region, before what lets others go on: arrivals do not wait for loads "
+    "(kernels of the tile language get it as they are traced)"
 )
 
 
@@ -20,7 +26,9 @@ def conflict_error(
     title, advice = _diagnosis(agent, operation, tile, writes, known, old)
     verb = "writes" if writes else "reads"
     details = [f"{operation.opcode} {verb} {tile.name}, while this is not over: {old.text}"]
-    if agent.last_wait[1] and operation.opcode != "tma_load" or agent.last_wait[0] == "again":
+    if _is_overtaken(known, old):
+        details.append(_overtaker(old))
+    elif agent.last_wait[1] and operation.opcode != "tma_load" or agent.last_wait[0] == "again":
         details.append(agent.last_wait[1])
     elif old.suspect[1] and old.operation.opcode != "tma_load":
         details.append(f"of {old.actor}: {old.suspect[1]}")
@@ -33,6 +41,9 @@ def _diagnosis(
     agent: Agent, operation: Operation, tile: SharedTile, writes: bool, known: Knowledge, old: BufferAccess
 ) -> tuple[str, str]:
     name, before = tile.name, old.operation.opcode
+    if _is_overtaken(known, old):
+        verb = "filled again" if operation.opcode == "tma_load" else "written"
+        return f"load overtaken: {name} is {verb} while what it held may not have been read", END_LOADS
     if tile.remote and operation.opcode == "shared_load":
         return (
             f"remote read without a cluster barrier: {name} of CTA {tile.buffer.cta.rank}",
@@ -43,7 +54,7 @@ def _diagnosis(
             f"race with a remote read of {name}",
             "let the peer arrive at the cluster's barrier after it has read",
         )
-    if old.agent is agent and old.bit & agent.of_all.done:
+    if old.agent is agent and (old.bit | old.begun) & agent.of_all.done:
         return (
             f"race on {name}: the threads of the group are not in step",
             "tx.group_sync() between what each of them did and what uses the work of the others",
@@ -82,6 +93,20 @@ def _diagnosis(
         f"race on {name}",
         "order the two: one arrives at a barrier after its access, the other waits before",
     )
+
+
+def _is_overtaken(known: Knowledge, old: BufferAccess) -> bool:
+    """Whether an earlier load is known to have begun, and only its end is not."""
+    return bool(old.begun & known.done)
+
+
+def _overtaker(load: BufferAccess) -> str:
+    """What did not wait for a load."""
+    if load.overtaken is None:
+        return "nothing waits for the load before that"
+    found = user_place(load.overtaken.location)
+    place = f" at {found}" if found is not None else ""
+    return f"{load.overtaken.opcode} of {load.actor}{place} does not wait for the load"
 
 
 def unfenced(operation: Operation, tile: SharedTile, old: BufferAccess) -> ExecutionError:

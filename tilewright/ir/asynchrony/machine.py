@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.ir.asynchrony.agents import Agent, Wait
+from tilewright.ir.asynchrony.hazard_messages import END_LOADS
 from tilewright.ir.asynchrony.memory import Box, BufferAccess, SharedBuffer, SharedTile, name_of, poison
 from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Mbarrier, NamedBarrier
@@ -53,7 +54,8 @@ class Cta:
     barriers: dict[Operation, list[Mbarrier]] = field(default_factory=dict)
     named: dict[int, NamedBarrier] = field(default_factory=dict)
     exited: bool = False
-    visits: list[tuple[int, Agent, Operation]] = field(default_factory=list)  # by other CTAs, with the bit of each
+    # By other CTAs: the bit of each, of a load that of its beginning, who, and what.
+    visits: list[tuple[int, int, Agent, Operation]] = field(default_factory=list)
 
 
 def run_explicit(
@@ -214,11 +216,11 @@ class _AsynchronousMachine:
                     "wait for the barrier of every copy, of those that nobody uses too; or load what is used",
                 )
                 raise access.agent.located(error, access.operation)
-        for bit, visitor, operation in agent.cta.visits:
+        for bit, begun, visitor, operation in agent.cta.visits:
             if not bit & (done | agent.over):
                 error = ExecutionError(
                     f"CTA {agent.cta.rank} of the cluster has ended, and {visitor.name} may not be done with it",
-                    _STAY,
+                    END_LOADS if begun & (done | agent.over) else _STAY,
                 )
                 raise visitor.located(error, operation)
 

@@ -3,6 +3,11 @@
 A `BufferAccess` has a bit.  Knowledge is a set of bits in an int: the accesses that are over for whoever holds it.  A
 new access must know every earlier one that it conflicts with (same place, one of them a write); what was written by
 ordinary stores and is read by copies or products must besides be fenced.
+
+A load of threads is over at the `shared_wait` that ends it, as late as the operations allow.  Before that it is under
+way, for which it has two more bits: `begun`, which all that follows in its threads passes on, and `ordered`, which is
+enough for ordinary accesses: those of a CTA's threads come in the order of program and hardware barriers.  Copies do
+not, and an arrival at an mbarrier overtakes loads.
 """
 
 from __future__ import annotations
@@ -34,6 +39,13 @@ class BufferAccess:
     agent: Any
     suspect: tuple[str, str] = ("", "")  # how the agent's last wait before it went, if that was odd
     replaced: int = 0  # the writes that this one made forgotten
+    begun: int = 0  # of a load: its bit from its beginning on
+    ordered: int = 0  # of a load in this CTA: the bit of those whose ordinary accesses come after it
+    overtaken: Operation | None = None  # of a load: what let others go on before it was over
+
+    def is_over(self, known: int, asynchronous: bool) -> bool:
+        """Whether whoever knows this may use the same place, by a copy or product or by ordinary accesses."""
+        return bool(known & (self.bit if asynchronous else self.bit | self.ordered))
 
     @property
     def text(self) -> str:
@@ -149,12 +161,16 @@ def conflicts(tile: SharedTile, writes: bool) -> list[tuple[SharedBuffer, Buffer
     return found
 
 
-def _forget(buffer: SharedBuffer, known: int, first: int, end: int) -> None:
-    """Drop the accesses inside some bytes that are known."""
+def _forget(buffer: SharedBuffer, access: BufferAccess, known: int, first: int, end: int) -> None:
+    """Drop the accesses inside some bytes that are over for another one."""
     buffer.accesses = [
         old
         for old in buffer.accesses
-        if not (old.bit & known and first <= buffer.span(old.box)[0] and buffer.span(old.box)[1] <= end)
+        if not (
+            old.is_over(known, access.asynchronous)
+            and first <= buffer.span(old.box)[0]
+            and buffer.span(old.box)[1] <= end
+        )
     ]
 
 
@@ -164,14 +180,14 @@ def record(tile: SharedTile, access: BufferAccess, known: int) -> None:
     if access.writes:
         remaining = []
         for old in buffer.accesses:
-            if not (old.bit & known and inside(old.box, access.box)):
+            if not (old.is_over(known, access.asynchronous) and inside(old.box, access.box)):
                 remaining.append(old)
             elif old.writes:
                 access.replaced |= old.bit | old.replaced
         buffer.accesses = remaining
         for other in buffer.family:
             if other is not buffer:
-                _forget(other, known, *buffer.span(tile.box))
+                _forget(other, access, known, *buffer.span(tile.box))
     buffer.accesses.append(access)
 
 

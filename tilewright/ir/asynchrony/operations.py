@@ -64,7 +64,7 @@ def use(
 ) -> BufferAccess:
     """Note an access to a tile; raises `ExecutionError` when an earlier one that it conflicts with is not over."""
     for _, old in conflicts(tile, writes):
-        if not old.bit & known.done:
+        if not old.is_over(known.done, asynchronous):
             raise conflict_error(agent, operation, tile, writes, known, old)
         if asynchronous and old.writes and not old.asynchronous and not old.bit & known.fenced:
             raise unfenced(operation, tile, old)
@@ -123,19 +123,31 @@ def shared_remote(agent: Agent, operation: Operation, operands: list[Any]) -> li
     return [_in_cta(agent, operands[0], cta)]
 
 
-def _visit(agent: Agent, operation: Operation, cta: Any, bit: int) -> None:
-    """Note what is done in the memory of another CTA, which must not end before."""
+def _visit(agent: Agent, operation: Operation, cta: Any, bit: int, begun: int = 0) -> None:
+    """Note what is done in the memory of another CTA, which must not end before; of a load the bit of its beginning."""
     if cta is not agent.cta:
-        cta.visits.append((bit, agent, operation))
+        cta.visits.append((bit, begun, agent, operation))
 
 
 def shared_load(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     (tile,) = operands
     agent.machine.peer(tile.buffer.cta.rank, f"load of {tile.name}")
     access = _read(agent, operation, tile, asynchronous=False)
-    agent.keep(access.bit)
-    _visit(agent, operation, tile.buffer.cta, access.bit)
+    agent.begin_load(access, remote=_from_others(operation))
+    _visit(agent, operation, tile.buffer.cta, access.bit, access.begun)
     return [np.array(tile.view(tile.buffer.data))]
+
+
+def _from_others(load: Operation) -> bool:
+    kind = load.operands[0].type.handle
+    assert isinstance(kind, SharedType)
+    return kind.remote
+
+
+def shared_wait(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
+    remote = operation.attributes["remote"]
+    agent.end_loads([access for access in agent.loading[-1] if _from_others(access.operation) == remote])
+    return []
 
 
 def shared_store(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
@@ -179,16 +191,18 @@ def barrier_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
         bit = agent.machine.new_bit()
         agent.keep(bit)
         _visit(agent, operation, barrier.cta, bit)
+    agent.overtake(operation)
     try:
-        barrier.arrive(1 if agent.elected else agent.warps, agent.of_all)
+        barrier.arrive(1 if agent.elected else agent.warps, agent.arriving(agent.of_all))
     except ExecutionError as error:
         raise wrong_count(agent, error) from None
     return []
 
 
 def barrier_expect(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
+    agent.overtake(operation)
     try:
-        operands[0].expect(operation.attributes["bytes"], agent.of_leader)
+        operands[0].expect(operation.attributes["bytes"], agent.arriving(agent.of_leader))
     except ExecutionError as error:
         raise wrong_count(agent, error) from None
     return []
@@ -257,6 +271,7 @@ def _named(agent: Agent, operation: Operation, number: int) -> NamedBarrier:
     if threads % agent.machine.warp_threads:
         advice = f"count {agent.machine.warp_threads} threads for each warp"
         raise ExecutionError(f"{barrier.name} is for {threads} threads, which are no whole warps", advice)
+    agent.overtake(operation)
     barrier.arrive(agent, agent.threads, threads, agent.of_all)
     return barrier
 
@@ -478,6 +493,7 @@ def cluster_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> l
     if agent.cluster_generation is not None:
         raise ExecutionError("the second arrival at the cluster's barrier without a wait", "tx.cluster_wait() between")
     agent.cluster_generation, agent.cluster_arrival = cluster.generation, operation
+    agent.overtake(operation)
     knowledge = agent.of_all
     cluster.arrive(agent.threads, Knowledge() if operation.attributes["relaxed"] else knowledge, knowledge.done)
     return []
@@ -511,8 +527,8 @@ HANDLERS: dict[str, Handler] = {
     handler.__name__: handler
     for handler in (
         shared_alloc, shared_index, shared_slice, shared_transpose, shared_remote, shared_load, shared_store,
-        barrier_alloc, barrier_index, barrier_arrive, barrier_expect, barrier_wait, fence_async, group_sync,
-        named_sync, named_arrive, tma_load, tma_store, tma_commit, tma_wait, wgmma_start, wgmma, wgmma_wait,
+        shared_wait, barrier_alloc, barrier_index, barrier_arrive, barrier_expect, barrier_wait, fence_async,
+        group_sync, named_sync, named_arrive, tma_load, tma_store, tma_commit, tma_wait, wgmma_start, wgmma, wgmma_wait,
         cluster_rank, cluster_arrive, cluster_wait, warp_any,
     )
 }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.explicit.ptx import call, inline
 
@@ -37,18 +35,3 @@ def load_remote(builder: LLVMBuilder, where: LLVMValue, peer: LLVMValue, words: 
         f"ld.shared::cluster{vector}.b32 {listed}, [there]; }}"
     )
     return inline(builder, text, ["i32"] * words, [where, peer])
-
-
-def await_words(builder: LLVMBuilder, words: Sequence[LLVMValue]) -> None:
-    """Let loads from other CTAs end here: of each some 32-bit word that it loaded.
-
-    ptxas sinks a sum into the branch that stores it. Warps that store nothing would then never wait for their loads,
-    arrive at the cluster's barrier, and let the CTA end whose memory is being read ("cluster target block not
-    present").  A relaxed arrival does not order loads, and any other would wait for stores to global memory too.  Here
-    a fence, which orders nothing that matters, is run or not by the words' value: every warp waits for them.
-    """
-    together = words[0]
-    for word in words[1:]:
-        together = builder.binary("xor", together, word)
-    text = "{ .reg .pred rare; setp.eq.b32 rare, $0, 0x5f3759df; @rare fence.acq_rel.cta; }"
-    inline(builder, text, [], [together])

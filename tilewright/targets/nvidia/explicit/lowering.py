@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 
 from tilewright.ir.core import Operation, Parameter, Region, SSAValue
 from tilewright.ir.explicit import is_explicit
@@ -13,7 +12,7 @@ from tilewright.ir.types import SharedType, TensorMapType
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.llvm.builder import LLVMValue, Module
-from tilewright.targets.nvidia.explicit import barriers, cluster, entry, matrix_moves
+from tilewright.targets.nvidia.explicit import barriers, entry, matrix_moves
 from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
 from tilewright.targets.nvidia.explicit.views import SharedView, whole
 from tilewright.targets.nvidia.lowering import NvidiaLowering
@@ -50,9 +49,8 @@ class ExplicitLowering(NvidiaLowering):
         self.distances: dict[SSAValue, tuple[int, int]] = {}
         self.pinned: dict[SSAValue, tuple[LLVMValue, ...]] = {}
         self.next_barrier = FIRST_BARRIER
-        # Of each load that may be under way a word, an i32: from other CTAs, and from this one's shared memory.
-        self.loading: list[LLVMValue] = []
-        self.reading: list[LLVMValue] = []
+        # Of each load of the region that may be under way a word, an i32: of this CTA's shared memory, and of others'.
+        self.loading: dict[bool, list[LLVMValue]] = {False: [], True: []}
         self._following: dict[Operation, Operation] = {}
         super().__init__(assignment, target, module, symbol, allocation, warps, rules, fuse=fuse)
         self._index(self.function.region)
@@ -87,45 +85,10 @@ class ExplicitLowering(NvidiaLowering):
         super().body()
 
     def operations(self, operations: Sequence[Operation]) -> None:
-        """Loads from other CTAs end with the region they are in, at the latest; so do others if anything arrives."""
-        outer = self.loading, self.reading
-        self.loading, self.reading = [], []
+        """What a region loads is awaited in it, or not at all."""
+        outer, self.loading = self.loading, {False: [], True: []}
         super().operations(operations)
-        if operations is not self.function.region.operations:  # after which the kernel ends
-            self._await_loads()
-            if self.releases:
-                self._await_reads()
-        self.loading, self.reading = outer
-
-    def operation(self, operation: Operation) -> None:
-        """Loads end before an arrival, in a region too: at the cluster's barrier those from other CTAs, which may end
-        then; at a barrier in shared memory those from a tile that may be written then.
-
-        An arrival waits for no load: ptxas moves it in front of what uses the words, and it overtakes loads that wait
-        in the queue (seen on an H200 in products by quantized weights: the scales of a stage were those of the next
-        one in its place, where other CTAs of the multiprocessor read through the cluster).
-        """
-        opcodes = {inner.opcode for inner in operation.walk()} if self.loading or self.reading else set()
-        if self.loading and "cluster_arrive" in opcodes:
-            self._await_loads()
-        if self.reading and "barrier_arrive" in opcodes:
-            self._await_reads()
-        super().operation(operation)
-
-    @cached_property
-    def releases(self) -> bool:
-        """Whether something arrives at a barrier in shared memory."""
-        return any(inner.opcode == "barrier_arrive" for inner in self.function.walk())
-
-    def _await_loads(self) -> None:
-        if self.loading:
-            cluster.await_words(self.builder, self.loading)
-            self.loading = []
-
-    def _await_reads(self) -> None:
-        if self.reading:
-            cluster.await_words(self.builder, self.reading)
-            self.reading = []
+        self.loading = outer
 
     # Tiles ---------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from tilewright.layout.linear import LinearLayout
 from tilewright.targets.gpu.lowering import SHARED_POINTER
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.explicit import cluster
-from tilewright.targets.nvidia.explicit.ptx import address, call, offset, pointer
+from tilewright.targets.nvidia.explicit.ptx import address, call, inline, offset, pointer
 from tilewright.targets.nvidia.explicit.views import SharedView
 
 _CHUNK = 16  # bytes
@@ -315,6 +315,24 @@ def load(
             values.update(zip(move.registers, parts, strict=True))
             loading.append(_word_of(builder, parts, view.element.itemsize))
     return values
+
+
+def await_words(builder: LLVMBuilder, words: Sequence[LLVMValue]) -> None:
+    """Let loads from shared memory end here: of each some 32-bit word that it loaded.
+
+    ptxas issues an arrival while loads are under way, and sinks what uses their words, e.g. a sum into the branch that
+    stores it.  An arrival at a barrier in shared memory then overtakes loads that wait in the queue, and the tile is
+    filled again before they have read it: seen on an H200 in products by quantized weights, where the scales of a stage
+    were those of the next one in its place.  Warps that store nothing would arrive at the cluster's barrier with loads
+    under way, and let the CTA end whose memory is being read ("cluster target block not present").  A relaxed arrival
+    does not order loads, and any other would wait for stores to global memory too.  Here a fence, which orders nothing
+    that matters, is run or not by the words' value: every warp waits for them.
+    """
+    together = words[0]
+    for word in words[1:]:
+        together = builder.binary("xor", together, word)
+    text = "{ .reg .pred rare; setp.eq.b32 rare, $0, 0x5f3759df; @rare fence.acq_rel.cta; }"
+    inline(builder, text, [], [together])
 
 
 def _word_of(builder: LLVMBuilder, parts: Sequence[LLVMValue], size: int) -> LLVMValue:

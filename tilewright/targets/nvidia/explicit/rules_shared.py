@@ -79,7 +79,7 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
             lowering, operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements"
         )
     element = register_type(result.type.element)
-    loading = lowering.reading if view.peer is None else lowering.loading
+    loading = lowering.loading[view.peer is not None]
     values = matrix_moves.load(lowering.builder, chosen, view, lowering.threads, element, loading)
     lowering.define(result, [values[number] for number in lowering.numbers(result)])
 
@@ -90,6 +90,13 @@ def _store(lowering: ExplicitLowering, operation: Operation) -> None:
     chosen = _planned(lowering, operation, block, view, stored=True)
     values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
     matrix_moves.store(lowering.builder, chosen, view, lowering.threads, values)
+
+
+def _shared_wait(lowering: ExplicitLowering, operation: Operation) -> None:
+    loading = lowering.loading[bool(operation.attributes["remote"])]
+    if loading:
+        matrix_moves.await_words(lowering.builder, loading)
+        loading.clear()
 
 
 # Copies in bulk ----------------------------------------------------------------------------------
@@ -209,6 +216,7 @@ RULES: dict[str, ExplicitRule] = {
     "shared_remote": _remote,
     "shared_load": _load,
     "shared_store": _store,
+    "shared_wait": _shared_wait,
     "tma_load": _tma_load,
     "tma_store": _tma_store,
     "tma_commit": _tma_commit,
