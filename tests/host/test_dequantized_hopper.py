@@ -18,13 +18,13 @@ from tests.host.test_weight_products import product_of, random_matrix
 from tilewright import ops
 from tilewright.build.builder import build
 from tilewright.dtypes import BY_NAME, DType, bfloat16, float8e4nv, float16, float32, int4, int8, uint4, uint8
-from tilewright.errors import LaunchError
+from tilewright.errors import ExecutionError, LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.weight_products import weight_products
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.quantized_weights import QuantizedMatrix, multiply
-from tilewright.ir.core import Parameter
+from tilewright.ir.core import Function, Parameter
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
 from tilewright.library import packing
@@ -233,23 +233,57 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.described)
-def test_clean_in_any_order(config: DequantizedConfig, rng: np.random.Generator) -> None:
-    rows, columns, depth = 11, 200, 640
+def traced(config: DequantizedConfig) -> Function:
+    return simplify(dequantized_matmul.trace(DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}))
+
+
+def interpreted(function: Function, config: DequantizedConfig, x: np.ndarray, columns: int, order: int) -> np.ndarray:
+    """x times weights that are all zero as they lie, with scales of 1, in an order of the roles."""
+    rows, depth = x.shape
     groups = depth // config.GROUP if config.GROUP else 1
-    function = simplify(dequantized_matmul.trace(DEQUANTIZED_PARAMETERS.types(config), {"CONFIG": config}))
-    verify(function)
     blocks = -(-columns // 64)
     codes = np.zeros((blocks, depth // config.unit * config.unit_lines, 256), config.CODES.element.numpy)
     scales, zeros = np.ones((blocks, groups, 64), np.float32), np.ones((blocks, groups, 64), np.uint8)
+    out = np.full((rows, columns), np.nan, config.OUTPUT.element.numpy)
+    points = zeros if config.ZEROS else scales
+    run(function, [x, codes, scales, points, out, rows, columns, depth], config.grid(rows, columns), order=order)
+    return out
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.described)
+def test_clean_in_any_order(config: DequantizedConfig, rng: np.random.Generator) -> None:
+    rows, columns, depth = 11, 200, 640
+    function = traced(config)
+    verify(function)
     x = rng.standard_normal((rows, depth)).astype(config.TYPE.element.numpy)
     for order in range(ORDERS // 4):
-        out = np.full((rows, columns), np.nan, config.OUTPUT.element.numpy)
-        points = zeros if config.ZEROS else scales
-        run(function, [x, codes, scales, points, out, rows, columns, depth], config.grid(rows, columns), order=order)
+        out = interpreted(function, config, x, columns, order)
         number = 0.0 if not config.CODES.element.is_integer else -float(config.LOW + config.ZEROS)
         exact = number * np.repeat(x.astype(np.float64).sum(1)[:, None], columns, 1)
         np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[5], CONFIGS[12]], ids=lambda config: config.described)
+def test_a_stage_is_released_after_its_loads(config: DequantizedConfig, rng: np.random.Generator) -> None:
+    """Without any one of the waits in front of arrivals in loops a stage is filled while a consumer loads from it."""
+    function = traced(config)
+    x = rng.standard_normal((8, 2560)).astype(config.TYPE.element.numpy)
+    waits = [
+        (loop.regions[0].operations, place)
+        for loop in function.walk()
+        if loop.opcode == "for"
+        for place, operation in enumerate(loop.regions[0].operations)
+        if operation.opcode == "barrier_arrive" and loop.regions[0].operations[place - 1].opcode == "shared_wait"
+    ]
+    assert waits
+    for operations, place in waits:
+        wait = operations.pop(place - 1)
+        for order in range(ORDERS // 8):
+            with pytest.raises(ExecutionError, match="load overtaken: .* is filled again") as caught:
+                interpreted(function, config, x, 64, order)
+            assert "shared_load of role 'multiply'" in str(caught.value)
+            assert "barrier_arrive of role 'multiply'" in str(caught.value)
+        operations.insert(place - 1, wait)
 
 
 @pytest.mark.parametrize(
