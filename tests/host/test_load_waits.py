@@ -16,6 +16,9 @@ from tilewright.ir.printer import print_function
 from tilewright.passes.hazards import check_hazards
 from tilewright.passes.load_waits import place_load_waits, unended_loads
 from tilewright.passes.pipeline import simplify
+from tilewright.targets.nvidia.options import NvidiaOptions
+from tilewright.targets.nvidia.pipeline import lower
+from tilewright.targets.registry import get_target
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -95,3 +98,10 @@ def test_waits_are_placed_once() -> None:
         without_waits(again)
         place_load_waits(again)
         assert print_function(again) == before
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_the_lowering_emits_these_waits_and_no_other(seed: int) -> None:
+    function = simplify(kernels.traced(kernels.drawn(random.Random(seed))))
+    lowered = lower(function, get_target("cuda:sm_90a"), NvidiaOptions(num_warps=4))
+    assert lowered.text.count("setp.eq.b32 rare") == print_function(function).count("shared_wait") > 0
