@@ -175,6 +175,28 @@ def _paged(dtype: DType) -> Graph:
     return b.finish()
 
 
+def _heads(dtype: DType) -> Graph:
+    """A product whose columns are heads of queries, keys and values, turned and stored in pools."""
+    b = GraphBuilder("heads")
+    rows, slots = b.symbol("rows", 1, 512), b.symbol("slots", 1, 1 << 20)
+    x, places = b.input("x", dtype, (rows, 512)), b.input("places", int32, (rows,))
+    cosine, sine = (b.input(name, dtype, (rows, 1, 32)) for name in ("cosine", "sine"))
+    for name, heads in (("queries", 8), ("keys", 2), ("values", 2)):
+        y = b.op("matmul", [x, _constant(b, dtype, 64 * heads, 512)], transpose_b=True)
+        y = b.op("reshape", [y], shape=(rows, heads, 64))
+        if name != "values":
+            low, high = (b.op("slice", [y], axis=2, start=start, stop=start + 32) for start in (0, 32))
+            left = b.op("subtract", [b.op("multiply", [low, cosine]), b.op("multiply", [high, sine])])
+            right = b.op("add", [b.op("multiply", [high, cosine]), b.op("multiply", [low, sine])])
+            y = b.op("concat", [left, right], axis=2)
+        if name == "queries":
+            b.output(y)
+        else:
+            pool = b.input(name, dtype, (slots, heads, 64))
+            b.mutate(pool, b.op("scatter_update", [pool, places, y], axis=0, distinct=True))
+    return b.finish()
+
+
 def _weights(dtype: DType) -> Graph:
     """Products by weights that stay in 4 and 8 bits, in groups of the depth."""
     b = GraphBuilder("weights")
@@ -244,6 +266,7 @@ LIBRARY: dict[str, GraphMaker] = {
     **_over("rows", _rows, (float32, bfloat16)),
     **_over("experts", _experts),
     **_over("paged", _paged, (float32, bfloat16)),
+    **_over("heads", _heads, (float32, bfloat16)),
     **_over("weights", _weights, (float32, bfloat16)),
     **_over("programs", _programs),
     "integers": _integers,

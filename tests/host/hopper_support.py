@@ -21,6 +21,8 @@ from tilewright.library.grouped.hopper_kernel import grouped_matmul
 from tilewright.library.matmul.hopper.bf16x6_kernel import bf16x6_matmul
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
+from tilewright.library.matmul.hopper.projection_config import ProjectionHeads
+from tilewright.library.matmul.hopper.projection_kernel import project_heads
 
 # In how many orders the roles of a kernel that must be clean are run: four times as many as find every synchronising
 # operation that is left out (test_asynchrony_mutants.py).
@@ -91,6 +93,21 @@ def traced_grouped(config: MatmulConfig, extra: tuple[str, ...] = ()) -> Functio
     if extra:
         types["extra"] = extra
     return grouped_matmul.trace(types, {"CONFIG": config})
+
+
+def traced_projection(config: MatmulConfig, heads: ProjectionHeads, extra: tuple[str, ...] = ()) -> Function:
+    """The kernel of products whose columns are heads."""
+    config.check()
+    element = config.INPUT.element.text
+    types: dict[str, Any] = {
+        "a": tensor_map(config.left_block, config.INPUT), "pairs": tensor_map(heads.pairs_block, config.INPUT),
+        "columns": tensor_map(heads.columns_block, config.INPUT), "slots": "*k i32", "entries": "i64",
+        **dict.fromkeys(("cosine", "sine"), f"*k {element}"), **dict.fromkeys(("M", "N", "K"), "i32"),
+        **dict.fromkeys(("queries", "keys", "values"), f"*{element}"),
+    }  # fmt: skip
+    if extra:
+        types["extra"] = extra
+    return project_heads.trace(types, {"CONFIG": config, "HEADS": heads.check()})
 
 
 def traced_attention(config: AttentionConfig) -> Function:

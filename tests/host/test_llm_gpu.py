@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tilewright.llm.step import Limits
 from tilewright.runtime.cuda.memory import DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
 from tilewright.runtime.cuda.streams import StreamMark
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -137,4 +139,27 @@ def test_keys_and_values_in_8_bits(cache, driver, tmp_path, rng):
         found, expected = (np.stack([np.asarray(row) for row in model.run([chunk])]) for model in models)
         at += count
         # Both round the same numbers but for those that lie between two of 8 bits.
+        assert np.linalg.norm(found - expected) < 2e-2 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow(but_every=2)
+@pytest.mark.parametrize("name", ["qwen2", "smollm3"])
+def test_heads_are_stored_by_their_product(name, driver, tmp_path, rng, monkeypatch):
+    """Chunks and single tokens, in bfloat16: with biases, and in layers without positions.  Logits are those of a step
+    in which another kernel turns and stores heads, but for what follows from the order in which products are added."""
+    wide = {"hidden_size": 64, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    monkeypatch.setitem(CASES, name, {**CASES[name], **wide, "dtype": "bfloat16"})
+    folder, limits = checkpoint_of(name, tmp_path), Limits(8, 24, 3, 64)
+    one = GPUModel.open(folder, 12, limits, "bfloat16")
+    chosen = [step.evidence["chosen"] for step in one.engine.plan.steps]
+    assert chosen.count("hopper projection") == CASES[name]["num_hidden_layers"]
+    facts = NvidiaTarget.kernels.fget
+    monkeypatch.setattr(NvidiaTarget, "kernels", property(lambda target: replace(facts(target), projected_rows=0)))
+    two = GPUModel.open(folder, 12, limits, "bfloat16")
+    assert len(two.engine.plan.steps) > len(one.engine.plan.steps)
+    tokens, pages, at = rng.integers(0, 96, 40).tolist(), rng.permutation(12).tolist(), 0
+    for count in (19, 5, 1, 1, 13):
+        chunk = Chunk(tokens[at : at + count], at, pages[: -(-(at + count) // 8)], range(count))
+        found, expected = (np.stack([np.asarray(row) for row in model.run([chunk])]) for model in (one, two))
+        at += count
         assert np.linalg.norm(found - expected) < 2e-2 * np.linalg.norm(expected)

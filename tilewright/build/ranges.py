@@ -35,7 +35,7 @@ def combined(found: Sequence[Candidate], choice: Choice, times: Times) -> tuple[
     symbol = None if size is None else plain_symbol(size)
     if size is None or symbol is None or choice.index not in others:
         return None
-    calls: list[KernelCall] = []
+    stages: list[list[KernelCall]] = [[] for _ in found[choice.index].stages]
     numbers, best = {}, []
     for begin, end in zip([0, *ends], [*ends, symbol.high], strict=True):
         inside = [each for sizes, each in times if begin < sizes[symbol.name] <= end]
@@ -43,9 +43,10 @@ def combined(found: Sequence[Candidate], choice: Choice, times: Times) -> tuple[
             min(others, key=lambda number: typical_time([each[number] for each in inside])) if inside else choice.index
         )
         best += [each[number] for each in inside]
-        call = found[number].stages[0].call_for({symbol.name: end})
         numbers[f"{symbol.name} to {end}"] = number
-        calls.append(replace(call, condition=None if end == symbol.high else (size, end)))
+        for calls, stage in zip(stages, found[number].stages, strict=True):
+            call = stage.call_for({symbol.name: end})
+            calls.append(replace(call, condition=None if end == symbol.high else (size, end)))
     microseconds = typical_time(best)
     if microseconds >= choice.microseconds[choice.index]:
         return None
@@ -53,8 +54,9 @@ def combined(found: Sequence[Candidate], choice: Choice, times: Times) -> tuple[
     reasons = {
         key: value for key, value in chosen.reasons.items() if all(each.reasons.get(key) == value for each in used)
     }
-    reasons |= {text: _described(call) for text, call in zip(numbers, calls, strict=True)}
-    candidate = Candidate(chosen.name, (Stage(tuple(calls)),), chosen.cost, (), reasons)
+    reasons |= {text: _described(call) for text, call in zip(numbers, stages[0], strict=True)}
+    whole = tuple(Stage(tuple(calls)) for calls in stages)
+    candidate = Candidate(chosen.name, whole, chosen.cost, chosen.temporaries, reasons)
     text = f"for each range of {symbol.name} the {choice.reason}"
     every = {**choice.microseconds, len(found): microseconds}
     return candidate, Choice(len(found), choice.source, text, every, choice.failures)
@@ -76,14 +78,15 @@ def _ranges(found: Iterable[Candidate]) -> tuple[Size | None, list[int]]:
 
 
 def _may_replace(candidate: Candidate, chosen: Candidate) -> bool:
-    """Whether launches of two candidates are alternatives of one stage: both have one, on the same tensors, stored the
-    same way."""
-    pair = (candidate, chosen)
-    return all(len(each.stages) == 1 and not each.temporaries for each in pair) and len(set(map(_tensors, pair))) == 1
+    """Whether launches of two candidates are alternatives of each other: both have as many stages, on the same tensors,
+    stored the same way, with the same ones between the stages."""
+    alike = len(candidate.stages) == len(chosen.stages) and candidate.temporaries == chosen.temporaries
+    return alike and _tensors(candidate) == _tensors(chosen)
 
 
 def _tensors(candidate: Candidate) -> frozenset[Any]:
-    operands = [operand for call in candidate.stages[0].calls for operand in call.operands.values()]
+    calls = [call for stage in candidate.stages for call in stage.calls]
+    operands = [operand for call in calls for operand in call.operands.values()]
     values = [operand.value if isinstance(operand, TiledOperand) else operand for operand in operands]
     return frozenset(value for value in values if not isinstance(value, (int, float)))
 

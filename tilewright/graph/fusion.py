@@ -13,10 +13,11 @@ from tilewright.graph.kernel_facts import KernelFacts
 class Group:
     """Nodes computed by one kernel (or one chain of kernels).
 
-    `kind` is the class: elementwise, reduction, rows (several reductions over the same rows), contraction, excitation,
-    attention, movement (gather, concat, scatter, pad, …), pool, or view (no work: the output is the input's
-    memory).  `anchor` is the node that gives the loop structure (the matmul, the convolution, the softmax, …), None
-    for elementwise and rows.
+    `kind` is the class: elementwise, reduction, rows (several reductions over the same rows), contraction, projection
+    (a contraction whose columns are heads, with what turns and stores these), excitation, attention, movement (gather,
+    concat, scatter, pad, …), pool, or view (no work: the output is the input's memory).
+    `anchor` is the node that gives the loop structure (the matmul, the convolution, the softmax, …), None for
+    elementwise and rows.
     `nodes` are in topological order; `prologue` are those that lead to the anchor, `epilogue` the others.
     Views, index arithmetic and cheap nodes may be in several groups: each computes them for itself, and
     only the group that has them in `outputs` stores them.

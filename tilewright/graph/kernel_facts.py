@@ -36,6 +36,7 @@ class KernelFacts:
     # Products
     exact: bool = False  # of float32, not rounded to tf32
     normed_rows: int = 0  # rows of activations up to which a product computes their norm
+    projected_rows: int = 0  # rows up to which a product stores heads turned, and keys and values in their pools
     row_bytes: int = _least()  # rows of matrices that begin at multiples of so many bytes are copied as tiles
     tile_columns: int = 0  # which one tile has
     transposed_types: frozenset[DType] = frozenset()  # of left operands that are read transposed, as they lie

@@ -18,6 +18,7 @@ from tilewright.library.grouped.simt import gpu_grouped
 from tilewright.library.makers import Maker, Makers
 from tilewright.library.matmul.hopper.block_scaled import hopper_block_scaled
 from tilewright.library.matmul.hopper.dequantized import hopper_dequantized
+from tilewright.library.matmul.projection import gpu_projection
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.portable import movement
 from tilewright.library.pool.simt import gpu_pool
@@ -59,6 +60,7 @@ def gpu_makers(candidates: Maker) -> Makers:
         "rows": partial(gpu_row_program, candidates=candidates),
         "sorting": gpu_sorting,
         "contraction": _contraction,
+        "projection": partial(gpu_projection, candidates=candidates),
         "excitation": partial(_excitation, candidates=candidates),
         "attention": gpu_attention,
         "paged": gpu_paged_attention,

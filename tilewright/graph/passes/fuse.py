@@ -22,6 +22,8 @@ The rules, in this order:
    again in every generated kernel that reads it.
 7. Generated kernels store what a concat, a permute or an update of a cache would only move, and independent
    ones over one tensor share a launch.
+8. A product whose columns are heads of attention is one group with the loops that turn and store these, where the
+   target has such kernels.
 A merge never makes two groups wait for each other, and every decision is noted in the remarks.
 """
 
@@ -40,6 +42,7 @@ from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_lookups import join_lookups
 from tilewright.graph.passes.fuse_norms import take_norms
+from tilewright.graph.passes.fuse_projections import join_projections
 from tilewright.graph.passes.fuse_rows import join_rows
 from tilewright.graph.passes.fuse_sorted import take_sorted
 from tilewright.graph.passes.fuse_stores import join_stores
@@ -82,6 +85,8 @@ def fuse(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> FusedGraph:
         join_rows(drafts, remarks)
     absorb(drafts)
     join_stores(drafts)
+    if kernels.projected_rows:
+        join_projections(drafts, remarks)
     return FusedGraph(graph, _ordered(drafts, remarks), remarks)
 
 
