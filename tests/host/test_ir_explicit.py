@@ -20,6 +20,7 @@ kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensor
   %out = shared_alloc %ring {shape = [2, 64, 64], dtype = bf16, swizzle = 128} : shared<2x64x64xbf16,128>
   %full = barrier_alloc {count = 4, arrivals = 1} : barriers<4>
   %empty = barrier_alloc {count = 4, arrivals = 8} : barriers<4>
+  %bytes = shared_alloc {shape = [2, 32], dtype = u8} : shared<2x32xu8,0>
   %0 = constant 0 : i32
   %mask = constant 3 : i16
   grid_launch_dependents
@@ -65,6 +66,12 @@ kernel product(%a: tensormap<128x64xbf16>, %b: tensormap<64x64xbf16>, %c: tensor
     shared_wait {remote = true}
     %19 = compare %18, %14 {predicate = "gt"} : <64x64xi1>
     %20 = warp_any %19 : i1
+    %21 = shared_index %bytes, %0 : shared<32xu8,0>
+    %22 = shared_tile %21 {offset = 16, shape = [8], dtype = bf16} : shared<8xbf16,0>
+    %23 = splat %w {shape = [8]} : <8x*bf16>
+    copy_async %23, %22, %20
+    copy_commit
+    copy_wait {all = true}
     if %20 {
       named_arrive %0 {threads = 256}
       yield

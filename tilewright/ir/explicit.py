@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilewright.dtypes import BY_NAME, DType, int1, int16, int32
+from tilewright.dtypes import BY_NAME, DType, int1, int16, int32, uint8
 from tilewright.ir.inference import Attributes, Regions, Rule, Types, check_shape, check_yield, require
 from tilewright.ir.table import ALLOCATE, OBSERVE, READ, SYNCHRONIZE, AttributeInfo, OpInfo
 from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapType, TensorType, scalar
@@ -66,6 +66,14 @@ def _barrier(operand: TensorType) -> None:
 
 
 def shared_alloc(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    kind = _tile_type(attributes)
+    for operand in operands:
+        _shared(operand, writable=True)
+    return [scalar(kind)]
+
+
+def _tile_type(attributes: Attributes) -> SharedType:
+    """The type that the attributes `shape`, `dtype` and `swizzle` describe."""
     shape, dtype, swizzle = attributes["shape"], attributes["dtype"], attributes["swizzle"]
     check_shape(shape)
     require(bool(shape), "shared memory has at least one axis", "tx.shared((1,), dtype) holds one element")
@@ -84,9 +92,16 @@ def shared_alloc(operands: Types, attributes: Attributes, regions: Regions) -> l
         )
         advice = "round the rows up: copies fill those outside of the tensor with zeros, and do not write them"
         require(shape[-2] % 8 == 0, lambda: f"a swizzled tile has a multiple of 8 rows, not {shape[-2]}", advice)
-    for operand in operands:
-        _shared(operand, writable=True)
-    return [scalar(SharedType(shape, dtype, swizzle))]
+    return SharedType(shape, dtype, swizzle)
+
+
+def shared_tile(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    memory, kind, offset = _shared(operands[0], writable=True), _tile_type(attributes), attributes["offset"]
+    plain = len(memory.shape) == 1 and memory.element == uint8
+    require(plain, lambda: f"{operands[0]} is no memory of bytes", "shared_alloc of u8 with one axis, or one of a ring")
+    fits = offset >= 0 and offset + kind.bytes <= memory.shape[0]
+    require(fits, lambda: f"bytes {offset} .. {offset + kind.bytes - 1} are outside {operands[0]}")
+    return [scalar(kind)]
 
 
 def shared_index(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
@@ -273,11 +288,35 @@ def tma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[
     return []
 
 
+# Copies by threads
+
+
+def copy_async(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    pointer, tile, condition, *masks = operands
+    require(pointer.is_pointer and pointer.rank > 0, lambda: f"{pointer} is no block of pointers")
+    element: Any = pointer.element
+    found = _shared(tile, writable=True)
+    fits = (found.shape, found.element) == (pointer.shape, element.element)
+    require(fits, lambda: f"what {pointer} point to does not fit {tile}")
+    _number(condition, int1, "the condition")
+    fits = list(masks) in ([], [TensorType(pointer.shape, int1)])
+    require(fits, lambda: f"the mask is {masks[0]}, not one for {pointer}")
+    return []
+
+
+def copy_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
+    requirement = "the number of groups that may be outstanding is not negative"
+    require(attributes["outstanding"] >= 0, requirement, "0 waits for all of them")
+    return []
+
+
 # Warpgroup products
 
 
 def wgmma_start(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     shape, dtype = attributes["shape"], attributes["dtype"]
+    valued = list(operands) in ([], [TensorType(shape, dtype)])
+    require(valued, lambda: f"the value is {operands[0]}, not {dtype} of shape {list(shape)}")
     advice = "two axes, of tl.float32 for floats and tl.int32 for int8"
     fits = len(shape) == 2 and dtype.name in PRODUCTS.values()
     require(fits, lambda: f"{dtype} of shape {list(shape)} is no accumulator", advice)
@@ -305,8 +344,10 @@ def wgmma(operands: Types, attributes: Attributes, regions: Regions) -> list[Ten
     text = f"operand A has a multiple of 64 rows (or fewer, in shared memory, a multiple of 8), not {rows}"
     require(rows % 64 == 0 or small, text, "round the rows up: copies fill those outside of the tensor with zeros")
     step = 16 if element.kind in ("int", "uint") and columns > 24 else 8
-    text = f"{columns} columns are not a multiple of {step} up to 256"
-    require(columns % step == 0 and columns <= 256, text, "divide the columns between several products: tile.slice")
+    share = attributes["columns"] or columns  # of a warpgroup
+    text = f"{share} columns are not a multiple of {step} up to 256"
+    require(share % step == 0 and share <= 256, text, "divide the columns between several products: tile.slice")
+    require(columns % share == 0, lambda: f"warpgroups of {share} columns do not divide {columns}")
     depth_step = 32 // element.itemsize
     advice = "round the depth up: what a copy reads outside of the tensor is zero"
     require(depth % depth_step == 0, lambda: f"the inner extent {depth} is no multiple of {depth_step}", advice)
@@ -418,6 +459,8 @@ EXPLICIT_SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _pure("shared_slice", 2, shared_slice, "`extent` elements along `axis` from a start on",
               axis=_INT, extent=_INT),
         _pure("shared_transpose", 1, shared_transpose, "the same tile with its last two axes swapped"),
+        _pure("shared_tile", 1, shared_tile, "a tile in memory of bytes, from `offset` on",
+              offset=_INT, shape=_INTS, dtype=AttributeInfo("dtype"), swizzle=AttributeInfo("int", 0, SWIZZLES)),
         _pure("shared_remote", 2, shared_remote, "the same tile in the shared memory of another CTA of the cluster"),
         _row("shared_load", (1, 1), shared_load, "the elements of a tile as a block", effects=READ),
         _act("shared_store", (2, 2), shared_store, "a block written to a tile"),
@@ -451,11 +494,21 @@ EXPLICIT_SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _act("tma_wait", (0, 0), tma_wait, "wait until so many groups are outstanding; read: only until tiles are read",
              outstanding=AttributeInfo("int", 0), read=_FALSE),
     ),
+    "copies by threads": (
+        # Each thread copies its own elements, waits for its own copies, and knows of others' after group_sync.
+        _row("copy_async", (3, 4), copy_async, "copy_async(pointer, tile, condition[, mask]): zeros where one is false",
+             effects=READ | OBSERVE),
+        _act("copy_commit", (0, 0), nothing, "the copies of this thread since the last commit become a group"),
+        _act("copy_wait", (0, 0), copy_wait, "wait until so many groups are outstanding; all: and no other copies",
+             outstanding=AttributeInfo("int", 0), all=_FALSE),
+    ),
     "warpgroup products": (
-        _pure("wgmma_start", 0, wgmma_start, "an accumulator without a value, for a first product with keep = false",
-              shape=_INTS, dtype=AttributeInfo("dtype")),
+        _row("wgmma_start", (0, 1), wgmma_start, "an accumulator with a block's value, or without one (see keep)",
+             attributes={"shape": _INTS, "dtype": AttributeInfo("dtype")}, speculatable=False),
         # a [M,K] a tile or a block, b [K,N] a tile. All instructions of one wgmma are one group.
-        _act("wgmma", (2, 4), wgmma, "wgmma(a, b[, accumulator[, keep]]): a group computes a @ b + accumulator"),
+        # Warpgroups share out the rows; those of `columns` columns stand side by side.
+        _act("wgmma", (2, 4), wgmma, "wgmma(a, b[, accumulator[, keep]]): a group computes a @ b + accumulator",
+             columns=AttributeInfo("int", 0)),
         # In the registers of each thread: parts of a product along an axis in multiples of 8 columns or 64 rows.
         _row("block_slice", (1, 1), block_slice, "`extent` elements of a block along `axis`, from `start` on",
              evaluate=_slice_of, attributes={"axis": _INT, "start": _INT, "extent": _INT}),

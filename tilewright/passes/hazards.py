@@ -32,9 +32,9 @@ from tilewright.passes.load_waits import unended_loads
 
 GREATEST_NUMBER = 7  # of a numbered barrier; the others are the compiler's
 _ONE_THREAD = frozenset(
-    "shared_alloc shared_index shared_slice shared_transpose barrier_index barrier_arrive barrier_expect barrier_wait "
-    "fence_async tma_load tma_store tma_commit tma_wait prefetch tma_prefetch cluster_rank cluster_arrive cluster_wait "
-    "grid_wait grid_launch_dependents".split()
+    "shared_alloc shared_index shared_slice shared_transpose shared_tile barrier_index barrier_arrive barrier_expect "
+    "barrier_wait fence_async tma_load tma_store tma_commit tma_wait prefetch tma_prefetch cluster_rank cluster_arrive "
+    "cluster_wait grid_wait grid_launch_dependents".split()
 )
 _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))
 _TOGETHER = frozenset("wgmma wgmma_wait group_sync named_sync named_arrive barrier_arrive".split()) | _CLUSTER
@@ -515,7 +515,7 @@ def _origin(value: SSAValue) -> Operation:
 def _stage_of(tile: SSAValue) -> SSAValue | None:
     """The run-time index that chose a tile from its ring."""
     definition = tile.definition
-    while definition is not None and definition.opcode in ("shared_slice", "shared_transpose"):
+    while definition is not None and definition.opcode in ("shared_slice", "shared_transpose", "shared_tile"):
         definition = definition.operands[0].definition
     return definition.operands[1] if definition is not None and definition.opcode == "shared_index" else None
 

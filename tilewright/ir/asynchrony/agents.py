@@ -53,6 +53,8 @@ class Agent:
     passed_by: list[BufferAccess] = field(default_factory=list)  # those of them that no arrival has overtaken yet
     unordered: int = 0  # the `ordered` bits of loads under way, which arrivals at mbarriers do not pass on
     groups: list[Any] = field(default_factory=list)  # products in flight, oldest first
+    copies: list[list[Any]] = field(default_factory=list)  # groups of its threads' copies in, oldest first
+    open_copies: list[Any] = field(default_factory=list)  # since the last commit
     stores: list[list[Any]] = field(default_factory=list)  # groups of copies out, oldest first
     open_stores: list[Any] = field(default_factory=list)  # since the last commit
     phases: dict[Any, int] = field(default_factory=dict)  # the last phase seen of each mbarrier

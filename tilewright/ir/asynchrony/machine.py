@@ -21,6 +21,10 @@ from tilewright.ir.diagnostics import user_place
 from tilewright.ir.explicit import GREATEST_CTA_THREADS, INTERPRETED_WARP_THREADS
 from tilewright.ir.types import SharedType
 
+_FILLING = {
+    "tma_load": "wait for the barrier of every copy, of those that nobody uses too; or load what is used",
+    "copy_async": "wait for all copies of the threads, copy_wait {all = true}, of tiles that nobody uses too",
+}
 _STAY = "let CTAs stay until their peers are done with them: tx.cluster_arrive(); tx.cluster_wait() at the end"
 
 
@@ -210,10 +214,9 @@ class _AsynchronousMachine:
                 raise store.agent.located(error, store.operation)
         done = agent.of_all.done
         for name, access in [(b.name, access) for b in agent.cta.buffers.values() for access in b.accesses]:
-            if access.operation.opcode == "tma_load" and not access.bit & done:
+            if access.operation.opcode in _FILLING and not access.bit & done:
                 error = ExecutionError(
-                    f"the kernel ends while a copy may still fill {name}",
-                    "wait for the barrier of every copy, of those that nobody uses too; or load what is used",
+                    f"the kernel ends while a copy may still fill {name}", _FILLING[access.operation.opcode]
                 )
                 raise access.agent.located(error, access.operation)
         for bit, begun, visitor, operation in agent.cta.visits:

@@ -85,11 +85,16 @@ class SharedTile:
     dropped: int = 0  # leading axes that an index took away
     transposed: bool = False
     remote: bool = False
+    kind: SharedType | None = None  # what the bytes of the part are a tile of
 
     def view(self, array: Array) -> Array:
-        """The part of an array of the buffer's shape."""
+        """The part of an array of the buffer's shape; of truth values, a tile made of bytes has one for each byte."""
         part = array[tuple(slice(first, end) for first, end in self.box)]
         part = part.reshape(part.shape[self.dropped :])
+        if self.kind is not None:
+            if array.dtype == np.bool_:
+                return part
+            part = part.view(self.kind.element.numpy).reshape(self.kind.shape)
         return np.swapaxes(part, -1, -2) if self.transposed else part
 
     def indexed(self, index: int) -> SharedTile:
@@ -104,6 +109,8 @@ class SharedTile:
 
     def sliced(self, axis: int, start: int, extent: int, unit: int) -> SharedTile:
         """A part along an axis of this view."""
+        if self.kind is not None:
+            raise ExecutionError(f"{self.name} is made of bytes and is not divided further")
         rank = len(self.box) - self.dropped
         if self.transposed and axis >= rank - 2:
             axis = 2 * rank - 3 - axis
@@ -123,6 +130,12 @@ class SharedTile:
         return SharedTile(
             self.buffer, (*self.box[:place], part, *self.box[place + 1 :]), self.dropped, self.transposed, self.remote
         )
+
+    def typed(self, offset: int, kind: SharedType) -> SharedTile:
+        """The tile that bytes are from `offset` on."""
+        first, _ = self.box[-1]
+        box = (*self.box[:-1], (first + offset, first + offset + kind.bytes))
+        return SharedTile(self.buffer, box, self.dropped, kind=kind)
 
     @property
     def name(self) -> str:

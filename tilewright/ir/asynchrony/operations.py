@@ -6,11 +6,12 @@ A handler takes the agent, the operation and its operands' values and gives the 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.global_tensor import GlobalTensor
@@ -108,7 +109,7 @@ def shared_slice(agent: Agent, operation: Operation, operands: list[Any]) -> lis
 
 def shared_transpose(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     tile = operands[0]
-    return [SharedTile(tile.buffer, tile.box, tile.dropped, not tile.transposed, tile.remote)]
+    return [replace(tile, transposed=not tile.transposed)]
 
 
 def _in_cta(agent: Agent, tile: SharedTile, cta: Any) -> SharedTile:
@@ -296,6 +297,62 @@ def named_arrive(agent: Agent, operation: Operation, operands: list[Any]) -> lis
     return []
 
 
+# Copies by threads
+
+
+def shared_tile(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
+    kind = operation.results[0].type.handle
+    assert isinstance(kind, SharedType)
+    return [operands[0].typed(operation.attributes["offset"], kind)]
+
+
+def copy_async(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
+    pointer, tile, condition, *masks = operands
+    _many_threads(agent)
+    inside = np.logical_and(condition, masks[0]) if masks else np.broadcast_to(condition, pointer.shape)
+    access = use(agent, operation, tile, True, False, agent.known)  # in order with the threads' ordinary accesses
+    access.asynchronous = True  # but products see it without a fence
+    overwrite(tile)
+    view = tile.view(tile.buffer.data)
+    poison(view)
+    tile.view(tile.buffer.written)[...] = False
+    memory = agent.instance.memory
+    memory.resolve(pointer[inside], _copied(operation))
+
+    def arrives() -> None:
+        view[...] = np.zeros((), view.dtype)
+        view[inside] = memory.read(pointer[inside], _copied(operation))
+        tile.view(tile.buffer.written)[...] = True
+
+    agent.open_copies.append((access.bit, agent.machine.event(agent, operation, arrives)))
+    return []
+
+
+def _copied(operation: Operation) -> DType:
+    """The element type of what is copied."""
+    kind = operation.operands[1].type.handle
+    assert isinstance(kind, SharedType)
+    return kind.element
+
+
+def copy_commit(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
+    agent.copies.append(agent.open_copies)
+    agent.open_copies = []
+    return []
+
+
+def copy_wait(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
+    outstanding = operation.attributes["outstanding"]
+    assert isinstance(outstanding, int)
+    if operation.attributes["all"]:
+        copy_commit(agent, operation, operands)
+    while len(agent.copies) > outstanding:
+        for bit, event in agent.copies.pop(0):
+            agent.machine.hasten(event)
+            agent.keep(bit)
+    return []
+
+
 # Copies in bulk
 
 
@@ -396,7 +453,7 @@ def tma_wait(agent: Agent, operation: Operation, operands: list[Any]) -> list[An
 
 
 def wgmma_start(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
-    return [Pending()]
+    return [Pending(array=operands[0])] if operands else [Pending()]
 
 
 def _take(accumulator: Any, operation: Operation) -> Any:
@@ -433,8 +490,8 @@ def wgmma(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     def compute() -> None:
         start = before
         if isinstance(before, Pending):
-            assert before.group is not None
-            machine.hasten(before.group.event)
+            if before.group is not None:
+                machine.hasten(before.group.event)
             start = before.array
         result.array = _product(a, b, start, kind)
 
@@ -468,7 +525,7 @@ def wgmma_wait(agent: Agent, operation: Operation, operands: list[Any]) -> list[
     results = []
     for accumulator in operands:
         _take(accumulator, operation)
-        if accumulator.group is None:
+        if accumulator.group is None and accumulator.array is None:
             raise ExecutionError("the accumulator has no value: no product was started with it")
         if accumulator.group in agent.groups:
             newer = len(agent.groups) - agent.groups.index(accumulator.group) - 1
@@ -533,3 +590,4 @@ HANDLERS: dict[str, Handler] = {
     )
 }  # fmt: skip
 HANDLERS.update(grid_wait=nothing, grid_launch_dependents=nothing, prefetch=nothing, tma_prefetch=nothing)
+HANDLERS.update(shared_tile=shared_tile, copy_async=copy_async, copy_commit=copy_commit, copy_wait=copy_wait)

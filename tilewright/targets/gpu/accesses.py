@@ -29,7 +29,7 @@ ACCESSES = ("load", "store", "atomic_rmw", "atomic_cas")
 
 def access_operands(operation: Operation) -> tuple[SSAValue, SSAValue | None]:
     """Pointer and mask of a memory operation."""
-    place = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}[operation.opcode]
+    place = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3, "copy_async": 3}[operation.opcode]
     return operation.operands[0], operation.operands[place] if place < len(operation.operands) else None
 
 

@@ -23,7 +23,7 @@ from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.division import are_divided_together, divide_in_groups
 from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
 from tilewright.targets.gpu.functions import emit_function
-from tilewright.targets.gpu.lowering import KernelLowering, Rule, unsupported
+from tilewright.targets.gpu.lowering import KEPT_ATTRIBUTE, KernelLowering, Rule, unsupported
 from tilewright.targets.llvm.builder import LLVMValue
 
 _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
@@ -225,6 +225,8 @@ def _in_pairs(
 
 def _integer(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue], dtype: DType) -> LLVMValue:
     builder, opcode = lowering.builder, operation.opcode
+    if opcode in ("add", "subtract") and KEPT_ATTRIBUTE in operation.attributes:
+        return builder.binary(_INTEGER_BINARY[opcode], operands[0], operands[1])
     if opcode in ("add", "subtract"):
         return _sum(lowering, opcode, operands[0], operands[1], dtype)
     if opcode == "multiply":

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tilewright import dtypes
@@ -39,7 +39,8 @@ from tilewright.targets.llvm.debug import DebugLines
 SHARED_POINTER = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
 _HALF_WORDS = ("half", "bfloat", "i16")
-KEPT_ATTRIBUTE = "gpu.kept"  # of a permute: what is computed from it is not joined with what its operand gave
+KEPT_ATTRIBUTE = "gpu.kept"  # of a permute or sum: what is computed from it is not joined with what its operand gave
+PIPELINED_ATTRIBUTE = "gpu.pipelined"  # of a for: its copies run ahead, and it carries every register as it is
 RESIDENT_ATTRIBUTE = "gpu.resident"  # of a function: CTAs that shall fit a multiprocessor
 
 Rule = Callable[["KernelLowering", Operation], None]
@@ -128,10 +129,8 @@ class KernelLowering:
         self.remarks: list[Remark] = []
         self.affine: dict[str, tuple[LLVMValue, int]] = {}
         self.used = {value for operation in self.function.walk() for value in operation.operands}
-        self.loops: Mapping[Operation, Rule] = {}  # rules of loops that are not emitted as they stand
         self.reads: dict[SSAValue, PartRead] = {}  # blocks in shared memory of which products take parts
         self.deferred: frozenset[Operation] = frozenset()  # whose registers are computed when they are asked for
-        self._instead: dict[Operation, Rule] = {}
         self._values: dict[SSAValue, list[LLVMValue]] = {}
         self._memo: dict[tuple[object, ...], LLVMValue] = {}
         self._declare()
@@ -366,15 +365,6 @@ class KernelLowering:
         finally:
             self.group = saved
 
-    @contextmanager
-    def instead(self, rules: Mapping[Operation, Rule]) -> Iterator[None]:
-        """Emit some operations by rules of their own."""
-        saved, self._instead = self._instead, {**self._instead, **rules}
-        try:
-            yield
-        finally:
-            self._instead = saved
-
     # Walking -------------------------------------------------------------------------------------
 
     def operations(self, operations: Sequence[Operation]) -> None:
@@ -390,28 +380,20 @@ class KernelLowering:
 
     def operation(self, operation: Operation) -> None:
         """Emit one operation by its rule."""
-        rule = self._instead.get(operation) or self.rules.get(operation.opcode)
+        rule = self.rules.get(operation.opcode)
         if rule is None:
             raise unsupported(self, operation, "there is no rule for it")
         self.builder.locate(operation.location)
-        self.prepare(operation)
         if operation in self.allocation.barriers:
             self.synchronize()
         rule(self, operation)
 
-    def prepare(self, operation: Operation) -> None:
-        """What a GPU has to see to before an operation: nothing here."""
-
     def region(self, region: Region, arguments: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
         """Emit a region with its arguments bound to registers; the registers of what its terminator yields."""
-        self.region_body(region, arguments)
-        return [self.registers(value) for value in region.terminator.operands]
-
-    def region_body(self, region: Region, arguments: Sequence[Sequence[LLVMValue]]) -> None:
-        """Emit all of a region but its terminator."""
         for value, registers in zip(region.arguments, arguments, strict=True):
             self.define(value, registers)
         self.operations(region.operations[:-1])
+        return [self.registers(value) for value in region.terminator.operands]
 
     def note(self, operation: Operation, message: str, severity: str = "note") -> None:
         """A remark with the operation's source line."""
@@ -442,9 +424,6 @@ def unsupported(lowering: KernelLowering, operation: Operation, reason: str) -> 
 
 
 def _for(lowering: KernelLowering, operation: Operation) -> None:
-    if operation in lowering.loops:
-        lowering.loops[operation](lowering, operation)
-        return
     builder, region = lowering.builder, operation.regions[0]
     kind = operation.operands[0].type.dtype
     # Counted in 64 bits where the type is unsigned, or so narrow that the last step may leave it.
@@ -453,15 +432,16 @@ def _for(lowering: KernelLowering, operation: Operation) -> None:
     if wide:
         bounds = [lowering.converter.cast(value, kind, dtypes.int64) for value in bounds]
     initial = [lowering.registers(value) for value in operation.operands[3:]]
-    carried = [in_words(builder, registers) for registers in initial]
+    pipelined = PIPELINED_ATTRIBUTE in operation.attributes
+    joined: Callable[[list[LLVMValue]], list[LLVMValue]] = list if pipelined else partial(in_words, builder)
+    carried = [joined(registers) for registers in initial]
     flat = [word for words in carried for word in words]
-    with builder.loop(
-        bounds[0], bounds[1], bounds[2], flat, hint="for", metadata=_unrolling(lowering, operation)
-    ) as loop:
+    hint, metadata = "pipeline" if pipelined else "for", _unrolling(lowering, operation)
+    with builder.loop(bounds[0], bounds[1], bounds[2], flat, hint=hint, metadata=metadata) as loop:
         index = builder.cast("trunc", loop.index, register_type(kind)) if wide else loop.index
         given = [out_of_words(builder, words) for words in grouped(loop.values, carried)]
         following = lowering.region(region, [[index], *given])
-        loop.next([word for registers in following for word in in_words(builder, registers)])
+        loop.next([word for registers in following for word in joined(registers)])
     for value, words in zip(operation.results, grouped(loop.results, carried), strict=True):
         lowering.define(value, out_of_words(builder, words))
 

@@ -1,312 +1,307 @@
-"""Emits the loops of `pipelining.py`; each GPU defines how copies are issued and waited for."""
+"""Writes the loops of `pipelining.py` with their copies, waits and barriers as operations, each with a lowering rule.
+
+    for k:  a = load pa              memory = shared_alloc {shape = [stages, bytes]}
+            acc = dot(convert a, …)  group_sync
+            pa += …              ->  for each of the first stages - 1: copy_async to a tile of it; copy_commit
+                                     for k, …, pa ahead, stage:
+                                         copy_wait {outstanding = stages - 2}; group_sync
+                                         copy_async(pa ahead, tile of the stage before); copy_commit
+                                         a = shared_load(tile of this stage)
+                                         acc = dot(a, …)
+                                     copy_wait {all}
+
+Where products go on while an iteration ends (`Pipeline.late`), the copies follow them, between two barriers.  What is
+written can be printed, verified and interpreted like any other kernel.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
-from tilewright.ir.core import Operation
+from tilewright.dtypes import DType, uint8
+from tilewright.ir.core import Attribute, Function, Operation, Region, SSAValue
+from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
-from tilewright.layout.distributed import REGISTER_INPUTS
-from tilewright.targets.gpu.accesses import item_size
-from tilewright.targets.gpu.conversions import register_type
-from tilewright.targets.gpu.exchange import from_bits, load_shared
-from tilewright.targets.gpu.layouts import is_copied
-from tilewright.targets.gpu.lowering import KernelLowering, Rule, grouped
-from tilewright.targets.gpu.memory import pieces
+from tilewright.passes.axis_info import AxisInfo
+from tilewright.targets.gpu.accesses import access_operands
+from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, LAYOUT_ATTRIBUTE, Assignment
+from tilewright.targets.gpu.lowering import KEPT_ATTRIBUTE, PIPELINED_ATTRIBUTE
+from tilewright.targets.gpu.memory_plan import SharedMemory
 from tilewright.targets.gpu.pipelining import Pipeline, Reader, Stream
-from tilewright.targets.gpu.transfer import element_bits
-from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.gpu.shared_memory import Allocation
+from tilewright.targets.gpu.tiles import PLACE_ATTRIBUTE, tile_axis
 
-Load = Callable[[int], list[LLVMValue]]
-Place = tuple[LLVMValue, int]  # bytes from the start of shared memory: an offset, and what is to be added to it
-
-_VECTOR_BYTES = 16
+Ahead = tuple[SSAValue, list[SSAValue]]  # the index of an iteration that is copied for, and the values carried for it
 
 
-@dataclass(frozen=True)
-class ThreadPlace:
-    """A byte offset in a tile that depends on the thread, and the bits that it may have."""
+class LoopWriter(Rebuilder):
+    """Writes a kernel again, whose pipelined loops `memory` has the plans and places of.
 
-    offset: LLVMValue
-    moving: int
+    A GPU's own writer does more at the hooks: `prepare`, `end_region`, `iteration` and `finish`.
+    """
 
+    def __init__(self, assignment: Assignment, memory: SharedMemory, warps: int) -> None:
+        super().__init__()
+        self.assignment, self.memory, self.warps = assignment, memory, warps
+        self.layouts: dict[SSAValue, LinearLayout] = {}
+        self.facts: dict[SSAValue, AxisInfo] = {}
+        self.working: dict[Operation, LinearLayout] = {}
+        self.copies: list[tuple[Operation, Operation]] = []  # operations, and what was written of them
+        self.stages: dict[Operation, SSAValue] = {}  # the memory of each loop
+        self.replaced: dict[Operation, Callable[[], None]] = {}  # what is written in place of operations of loops
+        self.reading: SSAValue | None = None  # the stage of this iteration
 
-class PipelinedLoop(ABC):
-    """One loop; `emit` is what stands for the rule of `for`."""
+    def write(self) -> tuple[Assignment, Allocation]:
+        """The kernel that was written, and the places of its operations' scratch."""
+        old = self.assignment.function
+        region = self.region([value.type for value in old.region.arguments], [p.name for p in old.region.arguments])
+        self.stand_for(old.region.arguments, region.arguments)
+        with self.at(region):
+            self.allocate()
+            for operation in old.region.operations:
+                self.copy(operation)
+        attributes = {**old.attributes, "num_warps": self.warps}
+        function = Function(old.name, region, list(old.parameters), attributes)
+        written = replace(
+            self.assignment, function=function, layouts=self.layouts, facts=self.facts, working=self.working
+        )
+        scratch = self.memory.scratch
+        places = {copy: scratch.scratch[operation] for operation, copy in self.copies if operation in scratch.scratch}
+        barriers = frozenset(copy for operation, copy in self.copies if operation in scratch.barriers)
+        return written, Allocation(scratch.size, places, barriers)
 
-    def __init__(self, lowering: KernelLowering, operation: Operation, plan: Pipeline, base: int) -> None:
-        self.lowering = lowering
-        self.builder = lowering.builder
-        self.operation = operation
-        self.plan = plan
-        self.base = base  # bytes from the start of shared memory to the first stage
-        self.body = operation.regions[0]
-        self.lower, self.upper, self.step = (lowering.scalar(value) for value in operation.operands[:3])
-        self.reading = lowering.i32(0)
+    # Copies of operations ------------------------------------------------------------------------
 
-    def emit(self) -> None:
-        lowering, builder = self.lowering, self.builder
-        initial = [lowering.registers(value) for value in self.operation.operands[3:]]
-        late = self.plan.late
-        for stream in self.plan.streams:
-            lowering.note(stream.load, f"{stream.load.result.type} is copied {self.plan.stages - 1} iterations ahead")
-        lowering.synchronize()  # the tiles may still be read, by this loop's last run or another loop
-        index, ahead = self.prologue([initial[position] for position in self.plan.carried])
-        if late:
-            self.wait(self.plan.stages - 2)
-        initial_registers = [register for registers in initial for register in registers]
-        state = [
-            *initial_registers,
-            index,
-            *(register for registers in ahead for register in registers),
-            lowering.i32(0),
-        ]
-        with builder.loop(self.lower, self.upper, self.step, state, hint="pipeline") as loop:
-            carried = grouped(loop.values[: len(initial_registers)], initial)
-            rest = loop.values[len(initial_registers) :]
-            index, stage = rest[0], rest[-1]
-            ahead = grouped(rest[1:-1], ahead)
-            if not late:
-                self.wait(self.plan.stages - 2)
-                index, ahead = self.copy(self.before(stage), index, ahead)
-            self.reading = self.stage_offset(stage)
-            with lowering.instead(self.replacements()):
-                following = self.iteration(loop.index, carried)
-            if late:
-                lowering.synchronize()  # nobody reads the stage that is filled next
-                index, ahead = self.copy(self.before(stage), index, ahead)
-                self.wait(self.plan.stages - 2)
-            flat = [register for registers in following for register in registers]
-            flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
-            loop.next(flat)
-        self.end_copies()
-        results = grouped(loop.results[: len(initial_registers)], initial)
-        for value, registers in zip(self.operation.results, results, strict=True):
-            lowering.define(value, registers)
-        self.finish(results)
+    def stand_for(self, old: Sequence[SSAValue], new: Sequence[SSAValue]) -> None:
+        """New values take the places of old ones."""
+        self.mapping.update(zip(old, new, strict=True))
+        self.describe(old, new)
 
-    def iteration(self, index: LLVMValue, carried: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
-        """The body, with its operands in the stage that is read; what it yields."""
-        return self.lowering.region(self.body, [[index], *carried])
+    def describe(self, old: Sequence[SSAValue], new: Sequence[SSAValue]) -> None:
+        """What is known of old values holds for new ones."""
+        for before, value in zip(old, new, strict=True):
+            if before in self.assignment.layouts:
+                self.layouts[value] = self.assignment.layouts[before]
+            if before in self.assignment.facts:
+                self.facts[value] = self.assignment.facts[before]
 
-    def finish(self, results: Sequence[Sequence[LLVMValue]]) -> None:
-        """What is left to do after the loop, whose results are defined: nothing for most."""
-        return None
+    def mapped(self, values: Sequence[SSAValue]) -> list[SSAValue]:
+        return [self.mapping[value] for value in values]
 
-    def replacements(self) -> dict[Operation, Rule]:
-        """The loads and what renames their elements emit nothing; conversions read the stage."""
-        rules: dict[Operation, Rule] = {}
-        for stream in self.plan.streams:
-            for operation in (stream.load, *(step for reader in stream.readers for step in reader.steps)):
-                rules[operation] = _nothing
-            for reader in stream.readers:
-                rules[reader.operation] = partial(self._read_rule, stream, reader)
-        return rules
+    def copy_region(self, region: Region) -> Region:
+        copy = self.region([value.type for value in region.arguments], [value.name for value in region.arguments])
+        self.stand_for(region.arguments, copy.arguments)
+        with self.at(copy):
+            self.operations(region)
+            self.copy(region.terminator)
+        return copy
 
-    def _read_rule(self, stream: Stream, reader: Reader, lowering: KernelLowering, operation: Operation) -> None:
-        self.read(stream, reader)
+    def operations(self, region: Region) -> None:
+        """All of a region but its terminator."""
+        for operation in region.operations[:-1]:
+            self.copy(operation)
+
+    def copy(self, operation: Operation) -> None:
+        self.location = operation.location
+        self.prepare(operation)
+        instead = self.replaced.get(operation)
+        if operation in self.memory.loops:
+            instead = partial(self.loop, operation, self.memory.loops[operation])
+        if instead is None:
+            self.append(operation)
+            return
+        if operation in self.memory.scratch.barriers:
+            self.create("group_sync")
+        instead()
+
+    def append(self, operation: Operation) -> None:
+        """A copy of an operation as it is."""
+        super().copy(operation)
+        copy = self.current.operations[-1]
+        self.stand_for(operation.results, copy.results)
+        self.copies.append((operation, copy))
+        if operation in self.assignment.working:
+            self.working[copy] = self.assignment.working[operation]
+
+    def prepare(self, operation: Operation) -> None:
+        """What a GPU has to see to before an operation: nothing here."""
+
+    # Memory --------------------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """The stages of each loop, at the start of the kernel; those of all loops are in one place."""
+        below: list[SSAValue] = []
+        for loop, plan in self.memory.loops.items():
+            self.location = loop.location
+            self.stages[loop] = self.memory_of((plan.stages, plan.stage_bytes), self.memory.ring, below)
+            below = below or [self.stages[loop]]
+
+    def memory_of(self, shape: tuple[int, ...], place: int, below: Sequence[SSAValue] = ()) -> SSAValue:
+        """Bytes from the byte `place` of the kernel's shared memory on."""
+        attributes: dict[str, Attribute] = {"shape": shape, "dtype": uint8, PLACE_ATTRIBUTE: place}
+        return self.create("shared_alloc", below, attributes).result
+
+    def tile(self, memory: SSAValue, offset: int, layout: LinearLayout, dtype: DType, swizzle: int) -> SSAValue:
+        """A tile in memory of bytes as a block of a layout: the axis that it runs along is the last one in memory."""
+        straight = tile_axis(layout) == 1
+        attributes: dict[str, Attribute] = {
+            "offset": offset, "shape": layout.shape if straight else layout.shape[::-1], "dtype": dtype,
+            "swizzle": swizzle, LAYOUT_ATTRIBUTE: str(layout),
+        }  # fmt: skip
+        value = self.create("shared_tile", [memory], attributes).result
+        if not straight:
+            value = self.create("shared_transpose", [value], {LAYOUT_ATTRIBUTE: str(layout)}).result
+        self.layouts[value] = layout
+        return value
+
+    def swizzle(self, layout: LinearLayout, dtype: DType) -> int:
+        """Bytes of the swizzle by which products read a tile; 0 where the layout is no such one."""
+        return 0
+
+    def stream_tile(self, memory: SSAValue, stream: Stream, layout: LinearLayout) -> SSAValue:
+        dtype = stream.load.result.type.dtype
+        return self.tile(memory, stream.offset, layout, dtype, self.swizzle(layout, dtype) if stream.direct else 0)
+
+    # Loops ---------------------------------------------------------------------------------------
+
+    def loop(self, loop: Operation, plan: Pipeline) -> None:
+        (body,), count = loop.regions, len(loop.results)
+        self.create("group_sync")  # the tiles may still be read, by this loop's last run or another loop
+        index, ahead = self.prologue(loop, plan)
+        if plan.late:
+            self.wait(plan.stages - 2)
+        initial = [self.carried(value, plan, place) for place, value in enumerate(loop.operands[3:])]
+        operands = [*self.mapped(loop.operands[:3]), *initial, index, *ahead, self.constant(0)]
+        copy = self.region([index.type, *(value.type for value in operands[3:])])
+        self.stand_for(body.arguments, copy.arguments[: 1 + count])
+        index, stage = copy.arguments[1 + count], copy.arguments[-1]
+        ahead = copy.arguments[2 + count : -1]
+        self.describe([body.arguments[1 + place] for place in plan.carried], ahead)
+        with self.at(copy):
+            self.create("yield", self.iteration(loop, plan, (index, ahead), stage, copy.arguments[: 1 + count]))
+        texts = tuple(str(self.layouts.get(value, "")) for value in copy.arguments[1:])
+        attributes = {**loop.attributes, "unroll": 0, LAYOUT_ATTRIBUTE: texts, PIPELINED_ATTRIBUTE: True}
+        self.location = loop.location
+        written = self.create("for", operands, attributes, [copy])
+        self.stand_for(loop.results, written.results[:count])
+        self.create("copy_wait", [], {"all": True})  # those after the last iteration too: the memory has other uses
+        self.finish(loop, plan)
+
+    def carried(self, value: SSAValue, plan: Pipeline, place: int) -> SSAValue:
+        """What a loop carries for the value at a place."""
+        return self.mapping[value]
+
+    def finish(self, loop: Operation, plan: Pipeline) -> None:
+        """What is left to do after a loop: nothing for most."""
+
+    def iteration(
+        self, loop: Operation, plan: Pipeline, ahead: Ahead, stage: SSAValue, arguments: Sequence[SSAValue]
+    ) -> list[SSAValue]:
+        """Write one iteration; what it yields.  `arguments` stand for those of the loop's own body."""
+        if not plan.late:
+            self.wait(plan.stages - 2)
+            ahead = self.copy_ahead(loop, plan, self.before(stage, plan.stages), *ahead)
+            self.stand_for(loop.regions[0].arguments, arguments)
+        self.reading = self.create("shared_index", [self.stages[loop], stage]).result
+        self.replace_reads(plan)
+        yielded = self.computed(loop, plan)
+        self.location = loop.location
+        if plan.late:
+            self.create("group_sync")  # nobody reads the stage that is filled next
+            ahead = self.copy_ahead(loop, plan, self.before(stage, plan.stages), *ahead)
+            self.wait(plan.stages - 2)
+        return [*yielded, ahead[0], *ahead[1], self.after(stage, plan.stages)]
+
+    def computed(self, loop: Operation, plan: Pipeline) -> list[SSAValue]:
+        """Write what an iteration computes; the values that it carries on."""
+        (body,) = loop.regions
+        self.operations(body)
+        return self.mapped(body.terminator.operands)
 
     # Stages --------------------------------------------------------------------------------------
 
-    def stage_offset(self, stage: LLVMValue) -> LLVMValue:
-        start = self.builder.multiply(stage, self.lowering.i32(self.plan.stage_bytes))
-        return self.builder.add(start, self.lowering.i32(self.base))
-
-    def after(self, stage: LLVMValue) -> LLVMValue:
-        return self.wrapped(self.builder.add(stage, 1), self.plan.stages, 0)
-
-    def before(self, stage: LLVMValue) -> LLVMValue:
-        """The stage that was read last, which is filled next."""
-        less = self.builder.emit(f"add {stage}, -1", "i32")
-        return self.wrapped(less, -1, self.plan.stages - 1)
-
-    def wrapped(self, stage: LLVMValue, limit: int, value: int) -> LLVMValue:
-        at_limit = self.builder.compare("eq", stage, limit)
-        return self.builder.select(at_limit, self.lowering.i32(value), stage)
-
-    @abstractmethod
     def wait(self, outstanding: int) -> None:
         """Until all but so many copies are there, for all threads, none of which reads an older stage any more."""
+        self.create("copy_wait", [], {"outstanding": outstanding})
+        self.create("group_sync")
 
-    @abstractmethod
-    def end_copies(self) -> None:
-        """Until this thread's copies are there, those after the last iteration too: the memory has other uses."""
+    def after(self, stage: SSAValue, stages: int) -> SSAValue:
+        return self.wrapped(self.emit("add", stage, self.constant(1)), stages, 0)
 
-    @abstractmethod
-    def commit(self) -> None:
-        """The copies that were started since the last call are one, for `wait`."""
+    def before(self, stage: SSAValue, stages: int) -> SSAValue:
+        """The stage that was read last, which is filled next."""
+        return self.wrapped(self.emit("add", stage, self.constant(-1)), -1, stages - 1)
 
-    @abstractmethod
-    def start_copy(self, to: Place, source: LLVMValue, count: int, owner: LLVMValue | None, inside: LLVMValue) -> None:
-        """Start a copy of `count` bytes of global memory, by owners alone; of zeros where `inside` does not hold."""
+    def wrapped(self, stage: SSAValue, limit: int, value: int) -> SSAValue:
+        at_limit = self.emit("compare", stage, self.constant(limit), predicate="eq")
+        return self.emit("select", at_limit, self.constant(value), stage)
 
     # Copies --------------------------------------------------------------------------------------
 
-    def prologue(self, ahead: Sequence[Sequence[LLVMValue]]) -> tuple[LLVMValue, list[list[LLVMValue]]]:
+    def prologue(self, loop: Operation, plan: Pipeline) -> Ahead:
         """The copies of the first iterations; index and carried values of the one after them."""
-        index, state = self.lower, [list(registers) for registers in ahead]
-        for stage in range(self.plan.stages - 1):
-            index, state = self.copy(self.lowering.i32(stage), index, state)
-        return index, state
+        initial = loop.operands[3:]
+        ahead: Ahead = self.mapping[loop.operands[0]], [self.mapping[initial[place]] for place in plan.carried]
+        for stage in range(plan.stages - 1):
+            ahead = self.copy_ahead(loop, plan, self.constant(stage), *ahead)
+        return ahead
 
-    def copy(
-        self, stage: LLVMValue, index: LLVMValue, ahead: Sequence[Sequence[LLVMValue]]
-    ) -> tuple[LLVMValue, list[list[LLVMValue]]]:
-        """Start the copies of the iteration `index` and step on."""
-        lowering, builder = self.lowering, self.builder
-        lowering.define(self.body.arguments[0], [index])
-        for position, registers in zip(self.plan.carried, ahead, strict=True):
-            lowering.define(self.body.arguments[1 + position], registers)
-        for operation in self.plan.slice:
-            lowering.operation(operation)
-        inside = builder.compare("slt", index, self.upper)
-        start = self.stage_offset(stage)
-        for stream in self.plan.streams:
-            self.copy_tile(stream, start, inside)
-        self.commit()
-        yielded = self.body.terminator.operands
-        following = [list(lowering.registers(yielded[position])) for position in self.plan.carried]
-        return builder.binary("add", index, self.step), following
+    def copy_ahead(
+        self, loop: Operation, plan: Pipeline, stage: SSAValue, index: SSAValue, ahead: Sequence[SSAValue]
+    ) -> Ahead:
+        """Start the copies of the iteration `index` to a stage and step on."""
+        (body,) = loop.regions
+        self.mapping[body.arguments[0]] = index
+        for place, value in zip(plan.carried, ahead, strict=True):
+            self.mapping[body.arguments[1 + place]] = value
+        for operation in plan.slice:
+            self.location = operation.location
+            self.append(operation)
+        self.location = loop.location
+        inside = self.emit("compare", index, self.mapping[loop.operands[1]], predicate="lt")
+        memory = self.create("shared_index", [self.stages[loop], stage]).result
+        for stream in plan.streams:
+            self.copy_tile(stream, memory, inside)
+        self.location = loop.location
+        self.create("copy_commit")
+        following = self.mapped([body.terminator.operands[place] for place in plan.carried])
+        step = {KEPT_ATTRIBUTE: True}  # addresses of a stage are computed from its own index
+        return self.create("add", [index, self.mapping[loop.operands[2]]], step).result, following
 
-    def copy_tile(self, stream: Stream, start: LLVMValue, inside: LLVMValue) -> None:
+    def copy_tile(self, stream: Stream, memory: SSAValue, inside: SSAValue) -> None:
         """Start the copies of one tile; of zeros, which nobody reads, after the last iteration: a condition of the
         instruction itself would make the assembler branch around each of them."""
-        lowering, builder = self.lowering, self.builder
-        size = item_size(stream.load)
-        pointer = stream.load.operands[0]
-        layout = lowering.layout(pointer)
-        pointers, numbers = lowering.registers(pointer), lowering.numbers(pointer)
-        places = stream.tile.addresses(layout)
-        thread = self.thread_place(places.bases(REGISTER_INPUTS[1]), places.bases(REGISTER_INPUTS[2]), size)
-        base = builder.add(start, lowering.i32(stream.offset))
-        owner = lowering.first_holder(layout)
-        for piece in pieces(lowering, stream.load, stream.load.result, once=False):
-            first = piece.positions[0]
-            count = len(piece.positions) * size
-            distance = places.element(register=numbers[first]) * size
-            to = self.place(base, thread, distance)
-            condition = lowering.conjunction(inside, piece.condition)
-            assert condition is not None
-            self.start_copy(to, pointers[first], count, owner, condition)
-
-    # Places --------------------------------------------------------------------------------------
-
-    def thread_place(self, lanes: Sequence[int], warps: Sequence[int], size: int) -> ThreadPlace:
-        """Where in a tile the thread's register 0 is, from the offsets of lane and warp bits in units of `size`."""
-        group = self.lowering.group
-        parts = [[vector * size for vector in vectors] for vectors in (lanes, warps)]
-        moving = 0
-        for vector in (*parts[0], *parts[1]):
-            moving |= vector
-        return ThreadPlace(self.lowering.combine_bits([(group.lane, parts[0]), (group.warp, parts[1])]), moving)
-
-    def moved(self, place: ThreadPlace, part: LLVMValue, numbers: Sequence[int]) -> ThreadPlace:
-        """A place further on by one of the `numbers` for each bit of a part's number."""
-        moving = place.moving
-        for number in numbers:
-            moving |= number
-        distance = self.lowering.combine_bits([(part, numbers)])
-        return ThreadPlace(self.builder.binary("xor", place.offset, distance), moving)
-
-    def place(self, base: LLVMValue, place: ThreadPlace, distance: int) -> Place:
-        """A tile's byte `distance` XOR the thread's own: where, and what is to be added; those are bits that no thread
-        has."""
-        mixed, apart = distance & place.moving, distance & ~place.moving
-        start = place.offset
-        if mixed:
-            number = self.lowering.i32(mixed)
-            start = self.lowering.once(
-                ("swizzle", start.text, mixed), lambda: self.builder.binary("xor", place.offset, number)
-            )
-        return self.lowering.once(("place", base.text, start.text), lambda: self.builder.add(base, start)), apart
-
-    def pointer(self, base: LLVMValue, place: ThreadPlace, distance: int) -> LLVMValue:
-        """A pointer to it."""
-        whole, apart = self.place(base, place, distance)
-        return self.lowering.shared_pointer(self.lowering.plus(whole, apart))
+        self.location = stream.load.location
+        pointer, mask = access_operands(stream.load)
+        tile = self.stream_tile(memory, stream, stream.tile.linear)
+        masks = [mask] if mask is not None else []
+        self.create("copy_async", [self.mapping[pointer], tile, inside, *self.mapped(masks)])
 
     # Reads ---------------------------------------------------------------------------------------
 
+    def replace_reads(self, plan: Pipeline) -> None:
+        """Nothing is written for the loads and what renames their elements; conversions read the stage."""
+        for stream in plan.streams:
+            for operation in (stream.load, *(step for reader in stream.readers for step in reader.steps)):
+                self.replaced[operation] = _nothing
+            for reader in stream.readers:
+                self.replaced[reader.operation] = partial(self.read, stream, reader)
+
     def read(self, stream: Stream, reader: Reader) -> None:
-        """A block out of this iteration's stage: for a product each part of it when the product comes to it."""
-        lowering = self.lowering
-        result = reader.operation.result
-        base = self.builder.add(self.reading, lowering.i32(stream.offset))
-        if reader.operation is stream.load:  # at once, for branches may follow that need it or do not
-            self.define(reader, *self.vectors(reader, lowering.layout(result), base))
-            lowering.define(result, lowering.registers(result))
-        elif is_copied(reader.operation):
-            lowering.reads[result] = lambda axis, length, part: self.read_part(reader, base, axis, length, part)
-        else:
-            self.read_whole(reader, lowering.layout(result), base)
-
-    def read_whole(self, reader: Reader, layout: LinearLayout, base: LLVMValue) -> None:
-        """The operand as registers in a layout, out of the stage that begins at `base`."""
-        self.define(reader, *self.vectors(reader, layout, base))
-
-    def read_part(self, reader: Reader, base: LLVMValue, axis: int, length: int, part: LLVMValue) -> None:
-        """The registers of a part of the operand, `length` along an axis; they are numbered as those of part 0."""
-        layout = self.lowering.layout(reader.operation.result)
-        beyond = [number for number, vector in enumerate(layout.vectors("register")) if vector[axis] >= length]
-        beyond.sort(key=lambda number: layout.vectors("register")[number][axis])
-        self.define(reader, *self.vectors(reader, layout, base, (part, beyond)))
-
-    def define(self, reader: Reader, load: Load, groups: Sequence[tuple[int, ...]]) -> None:
-        """Define an operand whose registers are loaded, a group at once, when somebody asks for one."""
-        lowering = self.lowering
-        result = reader.operation.result
-        kind = register_type(result.type.element)
-        numbers = lowering.numbers(result)
-        position = {number: group for group, members in enumerate(groups) for number in members}
-        loaded: dict[int, dict[int, LLVMValue]] = {}
-
-        def register(place: int) -> LLVMValue:
-            group = position[numbers[place]]
-            if group not in loaded:
-                values = load(group)
-                loaded[group] = dict(zip(groups[group], values, strict=True))
-            return from_bits(lowering, loaded[group][numbers[place]], kind)
-
-        lowering.define_later(result, register, len(numbers))
-
-    def vectors(
-        self,
-        reader: Reader,
-        layout: LinearLayout,
-        base: LLVMValue,
-        part: tuple[LLVMValue, Sequence[int]] | None = None,
-    ) -> tuple[Load, list[tuple[int, ...]]]:
-        """Neighbours in memory that are neighbours in the thread by one instruction; as `matrices`.
-
-        Of a `part`, a number and the register bits that it stands for.
-        """
-        lowering, bits = self.lowering, element_bits(reader.operation.result)
-        size = bits // 8
-        places = reader.view.addresses(layout)
-        registers = places.bases("register")
-        width = 1
-        while width * size < _VECTOR_BYTES and width.bit_length() <= len(registers):
-            if registers[width.bit_length() - 1] != width:
-                break
-            width *= 2
-        others = [vector for name in REGISTER_INPUTS[1:] for vector in places.bases(name)]
-        others += registers[width.bit_length() - 1 :]
-        while any(vector % width for vector in others):
-            width //= 2
-        thread = self.thread_place(places.bases(REGISTER_INPUTS[1]), places.bases(REGISTER_INPUTS[2]), size)
-        if part is not None:
-            thread = self.moved(thread, part[0], [registers[bit] * size for bit in part[1]])
-        groups = [tuple(range(first, first + width)) for first in range(0, 1 << len(registers), width)]
-
-        def load(number: int) -> list[LLVMValue]:
-            distance = places.element(register=groups[number][0]) * size
-            return load_shared(lowering, self.pointer(base, thread, distance), f"i{bits}", width)
-
-        return load, groups
+        """A block out of this iteration's stage, or the tile itself for products that read it there."""
+        assert self.reading is not None
+        old = reader.operation.result
+        tile = self.stream_tile(self.reading, stream, reader.view.linear)
+        if reader.direct:
+            self.mapping[old] = tile
+            return
+        names = (LAYOUT_ATTRIBUTE, CONVERSION_ATTRIBUTE)
+        attributes = {name: value for name, value in reader.operation.attributes.items() if name in names}
+        block = self.create("shared_load", [tile], attributes)
+        self.stand_for([old], block.results)
 
 
-def _nothing(lowering: KernelLowering, operation: Operation) -> None:
+def _nothing() -> None:
     """The block is in shared memory only."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.layout import LinearLayout
 
 OFFSET = "offset"
+PLACE_ATTRIBUTE = "gpu.place"  # of a `shared_alloc`: bytes from the start of the kernel's shared memory
 
 
 def is_tile(layout: LinearLayout) -> bool:

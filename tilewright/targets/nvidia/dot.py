@@ -11,12 +11,10 @@ from tilewright.targets.gpu.dot_scalar import scalar_dot, scalar_dot_bytes
 from tilewright.targets.gpu.exchange import pack, to_bits
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.scratch import SIZES, Size
-from tilewright.targets.gpu.tiles import is_tile
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.dot_layout import MmaInstruction, instruction_of
 from tilewright.targets.nvidia.lowering import NvidiaLowering, NvidiaRule
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.warpgroup import warpgroup_dot
 from tilewright.targets.nvidia.warpgroup_layout import warpgroup_product
 
 Place = tuple[int, int]
@@ -37,10 +35,6 @@ _TERMS = {
 
 def dot(lowering: NvidiaLowering, operation: Operation) -> None:
     """The rule of `dot`."""
-    if is_tile(lowering.layout(operation.operands[1])):
-        warpgroup_dot(lowering, operation)
-        return
-    lowering.land_value(operation.operands[2])
     instruction = instruction_of(operation, lowering.target)
     if warpgroup_product(operation, lowering.target, lowering.warps, chained=False, lasting=False) is not None:
         lowering.note(

@@ -1,13 +1,10 @@
-"""What the lowering of kernels for NVIDIA's GPUs knows besides the registers of values: products that are under way.
-
-Products by warpgroups are issued and left under way (`in_flight.py`); operations that need their results wait for them.
-"""
+"""What the lowering of kernels for NVIDIA's GPUs knows besides registers of values: tiles, and products under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from tilewright.ir.core import Operation, Region, SSAValue
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.runtime.gpu_program import TensorMapUse
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import KernelLowering, Rule
@@ -15,7 +12,6 @@ from tilewright.targets.gpu.shared_memory import Allocation
 from tilewright.targets.llvm.builder import LLVMValue, Module
 from tilewright.targets.nvidia.explicit.ptx import call
 from tilewright.targets.nvidia.explicit.views import SharedView
-from tilewright.targets.nvidia.in_flight import Flight
 from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -25,8 +21,8 @@ WAIT_ATTRIBUTE = "nvidia.waits_at_entry"  # of a function: it is started early, 
 class NvidiaLowering(KernelLowering):
     """The lowering of one function.
 
-    `tiles` are the byte offsets of tiles that products read, by the conversions to them, `views` the blocks that are
-    such tiles, `flight` the products that are under way.
+    `views` are tiles in shared memory, `filled` the `shared_tile` operations of those that copies fill, and
+    `left_operands` the registers that each group of wgmma under way reads as operand A, the oldest group first.
     """
 
     target: NvidiaTarget
@@ -44,11 +40,11 @@ class NvidiaLowering(KernelLowering):
         fuse: bool = True,
     ) -> None:
         self.tensor_maps: list[TensorMapUse] = []
-        self.tiles: Mapping[Operation, int] = {}
         self.views: dict[SSAValue, SharedView] = {}
+        self.filled: frozenset[Operation] = frozenset()
+        self.left_operands: list[list[LLVMValue]] = []
         intrinsics = NvidiaIntrinsics(target)
         super().__init__(assignment, target, intrinsics, module, symbol, allocation, warps, rules, fuse=fuse)
-        self.flight = Flight(self.builder)
 
     @property
     def starts_early(self) -> bool:
@@ -60,35 +56,6 @@ class NvidiaLowering(KernelLowering):
         if self.function.attributes.get(WAIT_ATTRIBUTE):
             for action in ("launch.dependents", "wait"):
                 call(self.builder, f"griddepcontrol.{action}")
-
-    # Products that are under way -----------------------------------------------------------------
-
-    def prepare(self, operation: Operation) -> None:
-        """Products that an operation needs the result of, or all before control flow, have to be done first.
-
-        The accumulator of a product is left to its rule.
-        """
-        if operation.regions and operation.opcode not in ("reduce", "scan"):
-            self.land()
-        for operand in operation.operands[: 2 if operation.opcode == "dot" else None]:
-            self.land_value(operand)
-
-    def land(self, keep: int = 0) -> None:
-        """Wait until the products of all but the `keep` newest groups of wgmma are done."""
-        for value, registers in self.flight.land(keep).items():
-            self.define(value, registers)
-
-    def land_value(self, value: SSAValue) -> None:
-        """Wait for the product that a value is the result of, if it is still under way."""
-        if self.flight.holds(value):
-            self.land(self.flight.newer(value))
-
-    def region(self, region: Region, arguments: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
-        under_way = len(self.flight.groups)
-        self.region_body(region, arguments)
-        if len(self.flight.groups) > under_way:
-            self.land()
-        return [self.registers(value) for value in region.terminator.operands]
 
 
 NvidiaRule = Callable[[NvidiaLowering, Operation], None]

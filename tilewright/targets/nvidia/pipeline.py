@@ -16,12 +16,13 @@ from tilewright.targets.gpu.early_loads import load_early
 from tilewright.targets.gpu.layouts import Assignment, assign
 from tilewright.targets.gpu.lowering import cached_live_registers, resident_of
 from tilewright.targets.gpu.memory_order import ordering_barriers
-from tilewright.targets.gpu.memory_plan import plan_memory
+from tilewright.targets.gpu.memory_plan import SharedMemory, plan_memory
 from tilewright.targets.gpu.pipelining import all_copied
 from tilewright.targets.gpu.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.gpu.scratch import exchanging
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.llvm.symbols import kernel_symbol
+from tilewright.targets.nvidia.copies import filled_tile
 from tilewright.targets.nvidia.dot import scratch_rules
 from tilewright.targets.nvidia.explicit.pipeline import cluster_of, lower_explicit, warps_of
 from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
@@ -29,7 +30,7 @@ from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import WAIT_ATTRIBUTE, NvidiaLowering
 from tilewright.targets.nvidia.options import NvidiaOptions
-from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
+from tilewright.targets.nvidia.product_writer import write_products
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.warpgroup_layout import WGMMA_REGISTERS
@@ -74,6 +75,42 @@ def lower(
             f"kernel '{function.name}' is no explicit kernel, so that its CTAs have nothing to do with each other: "
             "leave cluster= out, or use tilewright.language.explicit"
         )
+    assignment, memory = _planned(function, target, options, warps, recompute)
+    # Stores of one thread and loads of another stay in the program's order.
+    ordered = ordering_barriers(assignment, exchanging(assignment, memory.scratch.scratch))
+    scratch = replace(memory.scratch, barriers=memory.scratch.barriers | ordered)
+    # Copies ahead, products by warpgroups, and the waits for both, are operations from here on.
+    written, allocation = write_products(assignment, replace(memory, scratch=scratch), warps)
+    # One rule for each operation.
+    module = Module(header=NvidiaIntrinsics.header)
+    lowering = NvidiaLowering(written, target, module, symbol, allocation, warps, RULES, fuse=options.fuse)
+    if options.assembly.line_info:
+        lowering.keep_lines()
+    copies = (operation for operation in written.function.walk() if operation.opcode == "copy_async")
+    lowering.filled = frozenset(map(filled_tile, copies))
+    lowering.deferred = deferred_operations(written.function)
+    for plan in memory.loops.values():
+        for stream in plan.streams:
+            message = f"{stream.load.result.type} is copied {plan.stages - 1} iterations ahead"
+            lowering.note(stream.load, message)
+    lowering.run()
+    return LoweredKernel(
+        text=module.text,
+        symbol=symbol,
+        warps=warps,
+        shared_bytes=memory.size,
+        tensor_maps=tuple(lowering.tensor_maps),
+        remarks=tuple(lowering.remarks),
+        resident=resident_of(assignment.function),
+        waiting=_waiting(assignment, memory.loops, "wgmma.mma_async" in module.text),
+        assigned=written.function,
+    )
+
+
+def _planned(
+    function: Function, target: NvidiaTarget, options: NvidiaOptions, warps: int, recompute: bool
+) -> tuple[Assignment, SharedMemory]:
+    """Layouts, and what is in shared memory where."""
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps, layout_rules(target), copied=True)
     # Rows that would fill the registers stay as narrow as they were loaded.
@@ -88,30 +125,7 @@ def lower(
     if memory.size > target.shared_bytes:
         assignment = assign(function, target, warps, layout_rules(target, warpgroups=False))
         memory = plan_memory(assignment, stages, target.shared_bytes, sizes)
-    # Stores of one thread and loads of another stay in the program's order.
-    allocation = memory.scratch
-    ordered = ordering_barriers(assignment, exchanging(assignment, allocation.scratch))
-    allocation = replace(allocation, barriers=allocation.barriers | ordered)
-    # One rule for each operation.
-    module = Module(header=NvidiaIntrinsics.header)
-    lowering = NvidiaLowering(assignment, target, module, symbol, allocation, warps, RULES, fuse=options.fuse)
-    if options.assembly.line_info:
-        lowering.keep_lines()
-    lowering.tiles = memory.tiles
-    lowering.loops = {operation: pipelined_rule(plan, memory.ring) for operation, plan in memory.loops.items()}
-    lowering.deferred = deferred_operations(assignment.function)
-    lowering.run()
-    return LoweredKernel(
-        text=module.text,
-        symbol=symbol,
-        warps=warps,
-        shared_bytes=memory.size,
-        tensor_maps=tuple(lowering.tensor_maps),
-        remarks=tuple(lowering.remarks),
-        resident=resident_of(assignment.function),
-        waiting=_waiting(assignment, memory.loops, "wgmma.mma_async" in module.text),
-        assigned=assignment.function,
-    )
+    return assignment, memory
 
 
 def _waiting(assignment: Assignment, pipelined: Collection[Operation], wgmma: bool) -> int:

@@ -6,8 +6,8 @@ from typing import cast
 
 from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.gpu.rules import RULES as GPU_RULES
-from tilewright.targets.nvidia import dot, inline_assembly, reductions, warpgroup
+from tilewright.targets.nvidia import copies, dot, inline_assembly, reductions, warpgroup
 
 # Only `NvidiaLowering` runs those of this package.
-_OWN = {**warpgroup.RULES, **reductions.RULES, **dot.RULES, **inline_assembly.RULES}
+_OWN = {**warpgroup.RULES, **copies.RULES, **reductions.RULES, **dot.RULES, **inline_assembly.RULES}
 RULES: dict[str, Rule] = {**GPU_RULES, **cast(dict[str, Rule], _OWN)}

@@ -1,99 +1,46 @@
-"""Emits products by warpgroups, and copies of blocks to the tiles that they read.
-
-A product is issued and left under way (`in_flight.py`); the first operation that needs its result waits for it.
-"""
+"""Rules of products by warpgroups, which `product_writer.py` writes, and of the waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright import dtypes
 from tilewright.ir.core import Operation, SSAValue
-from tilewright.ir.rewrite import constant_of
-from tilewright.ir.types import TensorType
-from tilewright.layout import LinearLayout
 from tilewright.targets.gpu.exchange import pack, to_bits
-from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE
-from tilewright.targets.gpu.shape import permute
-from tilewright.targets.gpu.tiles import is_tile, tile_axis
+from tilewright.targets.gpu.lowering import grouped
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.explicit import matrix_moves, ptx, views, wgmma
-from tilewright.targets.nvidia.explicit.barriers import fence_async
+from tilewright.targets.nvidia.explicit import ptx, views, wgmma
 from tilewright.targets.nvidia.lowering import NvidiaLowering, NvidiaRule
-from tilewright.targets.nvidia.warpgroup_layout import (
-    ROWS,
-    WarpgroupProduct,
-    product_of,
-    tile_swizzle,
-)
+from tilewright.targets.nvidia.warpgroup_layout import ROWS, WarpgroupProduct, product_of
 
 _WORDS = 4  # registers of operand A in one instruction
 
 
-# Tiles -------------------------------------------------------------------------------------------
+def _start(lowering: NvidiaLowering, operation: Operation) -> None:
+    """A block that products add to, in its registers."""
+    lowering.define(operation.result, lowering.registers(operation.operands[0]))
 
 
-def tile_view(start: LLVMValue, kind: TensorType, layout: LinearLayout) -> views.SharedView:
-    """A block in the layout of a tile, `start` bytes from the kernel's shared memory."""
-    dtype = kind.dtype
-    swizzle = tile_swizzle(layout, dtype.itemsize)
-    if tile_axis(layout) == 1:
-        return views.whole(start, kind.shape, dtype, swizzle)
-    return views.whole(start, kind.shape[::-1], dtype, swizzle).transpose()
-
-
-def store_tile(lowering: NvidiaLowering, operation: Operation) -> None:
-    """Copy a block to its tile, when all have read what was there before."""
-    (block,), result = operation.operands, operation.result
-    builder = lowering.builder
-    view = tile_view(lowering.i32(lowering.tiles[operation]), result.type, lowering.layout(result))
-    lowering.land()
-    lowering.synchronize()
-    chosen = matrix_moves.plan(lowering.layout(block), block.type.shape, view, stored=True)
-    values = dict(zip(lowering.numbers(block), lowering.registers(block), strict=True))
-    threads = matrix_moves.Threads(lowering.group.lane, lowering.group.warp)
-    matrix_moves.store(builder, chosen, view, threads, values)
-    fence_async(builder)
-    lowering.synchronize()
-    lowering.views[result] = view
-    lowering.note(operation, f"{block.type} is stored to shared memory for a product")
-
-
-def _permute(lowering: NvidiaLowering, operation: Operation) -> None:
-    """The rule of `permute`, which conversions are: to tiles, too."""
-    if CONVERSION_ATTRIBUTE in operation.attributes and is_tile(lowering.layout(operation.result)):
-        store_tile(lowering, operation)
-    else:
-        permute(lowering, operation)
-
-
-# Products ----------------------------------------------------------------------------------------
-
-
-def warpgroup_dot(lowering: NvidiaLowering, operation: Operation) -> None:
-    """The rule of `dot` where the right operand is a tile."""
-    a, b, accumulator = operation.operands
+def _product(lowering: NvidiaLowering, operation: Operation) -> None:
+    a, b, *accumulators = operation.operands
     product = product_of(lowering.layout(operation.result))
-    own = dtypes.int32 if a.type.dtype.is_integer else dtypes.float32
-    dtype = operation.result.type.dtype
-    if dtype != own or not _only_use(lowering, accumulator):
-        lowering.land_value(accumulator)
-    sums: list[LLVMValue] | None = None
-    if constant_of(accumulator) != 0:
-        sums = lowering.converter.cast_all(lowering.registers(accumulator), dtype, own)
-    lowering.flight.take(accumulator)
+    sums = lowering.registers(accumulators[0]) if accumulators else None
     result, pinned = _multiply(lowering, product, a, b, sums)
     lowering.define(operation.result, result)
-    lowering.flight.start(operation.result, result, pinned)
-    if dtype != own:
-        lowering.land()
-        numbers = lowering.registers(operation.result)
-        lowering.define(operation.result, lowering.converter.cast_all(numbers, own, dtype))
+    lowering.left_operands.append(pinned)
 
 
-def _only_use(lowering: NvidiaLowering, value: SSAValue) -> bool:
-    uses = sum(1 for operation in lowering.function.walk() for operand in operation.operands if operand is value)
-    return uses == 1
+def _wait(lowering: NvidiaLowering, operation: Operation) -> None:
+    """Tie the registers of what it retires, and take those that the retired groups read as operand A."""
+    outstanding = operation.attributes["outstanding"]
+    assert isinstance(outstanding, int)
+    count = max(0, len(lowering.left_operands) - outstanding)
+    retired, lowering.left_operands = lowering.left_operands[:count], lowering.left_operands[count:]
+    pinned = {word.text: word for group in retired for word in group}
+    own = [lowering.registers(operand) for operand in operation.operands]
+    flat = [register for registers in own for register in registers]
+    numbers = wgmma.wait(lowering.builder, outstanding, flat, list(pinned.values()))
+    for result, registers in zip(operation.results, grouped(numbers, own), strict=True):
+        lowering.define(result, registers)
 
 
 def _multiply(
@@ -102,18 +49,19 @@ def _multiply(
     """The results, and the registers that are being read."""
     builder = lowering.builder
     row, column = _group_place(lowering, product)
-    instruction = wgmma.WgmmaInstruction(a.type.dtype, b.type.dtype, product.columns)
+    tile = lowering.views[b]
+    element = lowering.views[a].element if a.type.is_handle else a.type.dtype
+    instruction = wgmma.WgmmaInstruction(element, tile.element, product.columns)
     pinned: list[LLVMValue] = []
     left: wgmma.SharedOperand | wgmma.RegisterOperand
-    if is_tile(lowering.layout(a)):
+    if a.type.is_handle:
         view = lowering.views[a]
         if product.grid[0] > 1:
-            view = view.slice(builder, builder.multiply(row, ROWS), 0, a.type.shape[0])
+            view = view.slice(builder, builder.multiply(row, ROWS), 0, product.rows)
         left = views.operand(builder, view, True, product.slices, product.grid[0])
     else:
         left = _in_registers(lowering, a, product.slices)
         pinned = left.pinned
-    tile = lowering.views[b]
     if product.grid[1] > 1:
         tile = tile.slice(builder, builder.multiply(column, product.columns), 1, product.columns)
     return wgmma.multiply(builder, instruction, left, views.operand(builder, tile, False), sums), pinned
@@ -143,4 +91,4 @@ def _in_registers(lowering: NvidiaLowering, a: SSAValue, slices: int) -> wgmma.R
     return wgmma.RegisterOperand(tuple(tuple(steps[part * depth : (part + 1) * depth]) for part in range(slices)))
 
 
-RULES: dict[str, NvidiaRule] = {"permute": _permute}
+RULES: dict[str, NvidiaRule] = {"wgmma_start": _start, "wgmma": _product, "wgmma_wait": _wait}

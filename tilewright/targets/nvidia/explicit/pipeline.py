@@ -29,8 +29,9 @@ from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.rules import RULES as PLAIN_RULES
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-# Only `ExplicitLowering` runs those of this package.
-RULES = {**PLAIN_RULES, **cast(dict[str, Rule], {**rules_shared.RULES, **rules_products.RULES, **rules_roles.RULES})}
+# Only `ExplicitLowering` runs those of this package; what the compiler writes into plain kernels has other rules there.
+_PLAIN = {opcode: rule for opcode, rule in PLAIN_RULES.items() if not is_explicit(opcode)}
+RULES = {**_PLAIN, **cast(dict[str, Rule], {**rules_shared.RULES, **rules_products.RULES, **rules_roles.RULES})}
 DEFAULT_WARPS = 4
 GREATEST_CLUSTER = 16
 

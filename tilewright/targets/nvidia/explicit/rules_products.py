@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.types import PendingType, SharedType
 from tilewright.targets.gpu.conversions import register_type
+from tilewright.targets.gpu.lowering import unsupported
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.explicit import matrix_moves, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
@@ -16,6 +17,8 @@ _WORDS = 4  # registers of operand A in one instruction
 
 def _start(lowering: ExplicitLowering, operation: Operation) -> None:
     """Registers without a value: the first product does not read them."""
+    if operation.operands:
+        raise unsupported(lowering, operation, "accumulators of explicit kernels begin without a value")
     kind = operation.result.type.handle
     assert isinstance(kind, PendingType)
     count = _accumulator_registers(lowering, kind)
@@ -28,6 +31,8 @@ def _accumulator_registers(lowering: ExplicitLowering, kind: PendingType) -> int
 
 def _multiply(lowering: ExplicitLowering, operation: Operation) -> None:
     a, b, *rest = operation.operands
+    if operation.attributes["columns"]:
+        raise unsupported(lowering, operation, "warpgroups of explicit kernels share out rows alone")
     kind = operation.result.type.handle
     assert isinstance(kind, PendingType)
     builder, columns = lowering.builder, kind.shape[1]
