@@ -22,12 +22,18 @@ def arguments_of(
 
     Export knows tensors by identity: one that is given for two inputs, or that the module owns, would make
     the exported program read one of the two wherever it reads the other. Of a view it asks how it lies in the whole.
+    Raises `ImportModelError` for quantized tensors, and where there are no arguments or one is given twice.
     """
     seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
     def tensor(leaf: Any) -> Any:
         if type(leaf).__module__ == "numpy":
             leaf = torch.from_numpy(np.array(leaf))  # a copy: strides may be negative, memory read-only
+        if isinstance(leaf, torch.Tensor) and leaf.is_quantized:
+            raise ImportModelError(
+                f"an example input is a quantized tensor ({leaf.dtype}), and inputs of engines are floats or integers: "
+                "give floats to a module with a QuantStub in front"
+            )
         if isinstance(leaf, torch.Tensor):
             leaf = leaf.detach().clone() if id(leaf) in seen or leaf._is_view() else leaf
             seen.add(id(leaf))

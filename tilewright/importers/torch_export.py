@@ -67,6 +67,7 @@ from tilewright.importers.torch_program import (
     export_program,
     narrowed_ranges,
 )
+from tilewright.importers.torch_quantized import QUANTIZED_PACKAGES
 from tilewright.importers.torch_results import always, filled, results_of
 from tilewright.importers.torch_size_branches import CodePath, Sizes, by_code_paths
 from tilewright.importers.torch_size_conditions import deciding
@@ -393,7 +394,9 @@ def _on_a_line(error: Exception) -> str:
 def _inference_mode(module: torch.nn.Module) -> Iterator[None]:
     """eval() for the time of the export; reported, and undone afterwards."""
     training = [child for child in module.modules() if child.training]
-    if training:
+    if not all(
+        type(child).__module__.startswith(QUANTIZED_PACKAGES) for child in training
+    ):  # `convert` leaves its own so
         logger.warning("the module is in training mode: importing it as if .eval() had been called")
     for child in training:
         child.training = False

@@ -23,6 +23,7 @@ from tilewright.importers.torch_narrow import cuts_from_tensors
 from tilewright.importers.torch_packed import packed_sequences
 from tilewright.importers.torch_python_values import answers_in_operators
 from tilewright.importers.torch_quantized import plain_layers
+from tilewright.importers.torch_quantized_tensors import quantized_tensors
 
 
 @contextmanager
@@ -63,6 +64,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(_sizes_as_lengths(module))
         stack.enter_context(plain_layers(module, packed))
         stack.enter_context(stored_ranges(module))
+        stack.enter_context(quantized_tensors(module))
         stack.enter_context(whole_layers())
         yield
 

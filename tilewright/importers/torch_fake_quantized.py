@@ -31,7 +31,7 @@ def stored_ranges(module: nn.Module) -> Iterator[None]:
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     with ExitStack() as stack:
         for name, function in (
-            ("quantize_per_tensor", _quantized), ("quantize_per_channel", _quantized_channels)
+            ("quantize_per_tensor", quantized), ("quantize_per_channel", _quantized_channels)
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(torch, name, function))
         stack.enter_context(mock.patch.object(Tensor, "dequantize", _dequantized))
@@ -132,19 +132,30 @@ class _StoredRange(nn.Module):
 
 # Quantized tensors of reference models ----------------------------------------------------------------
 
-_to_integers, _to_integers_by_channel, _to_floats = (
-    torch.quantize_per_tensor, torch.quantize_per_channel, Tensor.dequantize
-)  # fmt: skip
+_to_floats = Tensor.dequantize
 
 
-def _quantized(input: Any, scale: Any, zero_point: Any, dtype: torch.dtype) -> Any:
+@torch.library.custom_op("tilewright::quantized_floats", mutates_args=())
+def quantized_floats(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int) -> Tensor:
+    """Floats rounded as `torch.quantize_per_tensor` does, which adds the zero point first: halves go to even integers.
+
+    `scale` and `zero` have one element; integers are from `low` to `high`.
+    """
+    steps = (x * scale.float().reciprocal() + zero).round().clamp(low, high)
+    return (steps - zero) * scale.float()
+
+
+@quantized_floats.register_fake
+def _(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def quantized(input: Any, scale: Any, zero_point: Any, dtype: torch.dtype) -> Any:
     """`torch.quantize_per_tensor`, of which the result are floats."""
     if isinstance(input, (list, tuple)):
-        return [_quantized(*each, dtype) for each in zip(input, scale, zero_point, strict=True)]
-    if not isinstance(scale, Tensor):
-        return torch.fake_quantize_per_tensor_affine(input, scale, int(zero_point), *RANGES[dtype])
-    zero = zero_point.to(torch.int32) if isinstance(zero_point, Tensor) else torch.tensor(zero_point, dtype=torch.int32)
-    return torch.fake_quantize_per_tensor_affine(input, scale.float(), zero, *RANGES[dtype])
+        return [quantized(*each, dtype) for each in zip(input, scale, zero_point, strict=True)]
+    scale, zero = (item if isinstance(item, Tensor) else torch.tensor(item) for item in (scale, zero_point))
+    return quantized_floats(input, scale, zero, *RANGES[dtype])
 
 
 def _quantized_channels(input: Tensor, scales: Tensor, zero_points: Tensor, axis: int, dtype: torch.dtype) -> Tensor:

@@ -100,9 +100,15 @@ def export_program(model: ExportedModel, assumed: list[Assumption]) -> ExportedP
         raise _refused(model.module, error) from error
 
 
+_OF_A_GRAPH = "\n\nWhile executing"  # what PyTorch adds to errors of the nodes of a graph
+
+
 def _refused(module: torch.nn.Module, error: Exception) -> ImportModelError:
-    """The error for a module that cannot be exported."""
+    """The error for a module that cannot be exported; one of the importer's own, with the line."""
     place = line_of_error(error)
+    if isinstance(error, ImportModelError):
+        said = str(error).partition(_OF_A_GRAPH)[0]
+        return ImportModelError(f"{place}: {said}" if place else said)
     subject = f"PyTorch cannot export {type(module).__name__}{f', at {place}' if place else ''}"
     if takes_transforms(error):
         return ImportModelError(f"{subject}: {OF_TRANSFORMS}")

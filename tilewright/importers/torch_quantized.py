@@ -1,4 +1,5 @@
-"""Replaces dynamic-quantized modules (`quantize_dynamic`) by plain ones that round as PyTorch does on x86.
+"""Replaces quantized embeddings and recurrent layers by plain ones that round as PyTorch does on x86, and unpacks the
+weights of all others, whose operators `torch_quantized_tensors` computes.
 
 Weights are whole numbers of 8 bits times a scale; the input of a product is rounded to 7 bits between its least and its
 greatest element, each time. Weights in float16 are float16 numbers, and nothing else is rounded.
@@ -13,25 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
+from torch.ao.quantization.fx import _decomposed as _decomposed  # defines the operators
 
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_packed import Padded, begin, inside_of
 
-_STEPS = 127
+QUANTIZED_PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
+_operators: Any = torch.ops.quantized_decomposed
 _LEAST_STEP = 6.1e-5  # smaller ones PyTorch takes for this
 
 
 @contextmanager
 def plain_layers(module: nn.Module, packed: Padded) -> Iterator[None]:
-    """The dynamic-quantized modules in a module as plain ones; `packed` has the packed sequences of the export.
+    """Embeddings and dynamic-quantized recurrent layers as plain modules; `packed` has the packed sequences of the
+    export.
 
-    Raises `ImportModelError` for quantized modules of other kinds.
+    Raises `ImportModelError` for one of them that is the model itself, and for sparse modules.
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         plain: dict[nn.Module, nn.Module | None] = {}  # a module may have several names
         for path, child in list(module.named_modules(remove_duplicate=False)):
-            if not type(child).__module__.startswith("torch.ao.nn.quantized") or _is_reference(child):
+            if not type(child).__module__.startswith(QUANTIZED_PACKAGES) or is_reference(child):
                 continue
             if child not in plain:
                 plain[child] = _plain(child, path, packed)
@@ -47,56 +51,114 @@ def plain_layers(module: nn.Module, packed: Padded) -> Iterator[None]:
             setattr(parent, name, child)
 
 
-def _is_reference(child: nn.Module) -> bool:
+def is_reference(child: nn.Module) -> bool:
     """Whether it is a float module, which rounds its weights when it is called."""
     return ".quantized.reference." in type(child).__module__
 
 
 def _plain(layer: Any, path: str, packed: Padded) -> nn.Module | None:
-    """What computes as a quantized module does; None for a part of one, such as its packed weights."""
-    kind = type(layer).__name__
-    dynamic = ".dynamic." in type(layer).__module__
-    if path and dynamic and kind in _DYNAMIC:
-        return _DYNAMIC[kind](layer, packed)
-    if path and kind in ("Embedding", "EmbeddingBag"):
+    """What computes as a quantized module does; None for one whose operators are computed one by one."""
+    kind, where = type(layer).__name__, type(layer).__module__
+    embeds = kind in ("Embedding", "EmbeddingBag")
+    recurrent = ".dynamic." in where and kind in _DYNAMIC
+    if (embeds or recurrent) and not path:
+        raise ImportModelError(f"the model itself is a quantized {kind}: give a module that has it inside")
+    if where.startswith("torch.ao.nn.sparse"):
+        raise ImportModelError(
+            f"module {path!r} is a sparse quantized {kind}, whose packed form has no dense weights: give the module as "
+            "it was before it was converted"
+        )
+    if embeds:
         return _embedding(layer, kind)
-    if "PackedParam" in kind or kind == "PackedParameter":
-        return None
-    where = f"module {path!r}" if path else "the model itself"
-    raise ImportModelError(
-        f"{where} is a quantized {kind}; only linear and recurrent layers, recurrent cells and embeddings of "
-        "quantize_dynamic, inside a model, are taken: give the module as it was before it was quantized, as "
-        "prepare_qat left it, or as convert_to_reference_fx makes it"
-    )
+    return _DYNAMIC[kind](layer, packed) if recurrent else None
 
 
-def rounded(x: Tensor) -> Tensor:
-    """`x` in 128 steps between its least and its greatest element, 0 among them."""
+def rounded(x: Tensor, steps: int = 127) -> Tensor:
+    """`x` in this many steps between its least and its greatest element, 0 among them."""
+    return to_grid(x, *grid_of(x, steps), steps)
+
+
+def grid_of(x: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of a dynamic layer's input."""
     low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
-    step = (high - low) / _STEPS
+    step = (high - low) / steps
     zero = torch.where(step > 0, -low / step, 0.0).round()
-    step = torch.where(step > 0, step.clamp(min=_LEAST_STEP), 0.1)
-    return (((x * step.reciprocal()).round() + zero).clamp(0, _STEPS) - zero) * step
+    return torch.where(step > 0, step.clamp(min=_LEAST_STEP), 0.1), zero
 
 
-class _QuantizedProduct(nn.Module):
-    """y = x' w + b, with x' as the layer rounds x."""
+def to_grid(x: Tensor, step: Tensor, zero: Tensor, steps: int) -> Tensor:
+    """`x` as integers from 0 to `steps` stand for it."""
+    return (((x * step.reciprocal()).round() + zero).clamp(0, steps) - zero) * step
+
+
+class UnpackedWeights(nn.Module):
+    """Weights of a quantized layer as the integers, scales and zero points that its packed form holds, and the floats
+    that a layer with weights in float16 has.
+
+    `packed` is a `torch.classes.quantized` object of a linear layer or a convolution, or a weight and a bias.
+    """
 
     weight: Tensor
     bias: Tensor | None
+    scale: Tensor
+    zero: Tensor
+
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        weight, bias = packed if isinstance(packed, tuple) else packed.unpack()
+        self.rounds = weight.is_quantized
+        self.axis = None
+        self.convolution = None if isinstance(packed, tuple) or not hasattr(packed, "stride") else _options(packed)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("weight", weight.int_repr() if self.rounds else weight.half().float())
+        if self.rounds and weight.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
+            self.axis = weight.q_per_channel_axis()
+            self.register_buffer("scale", weight.q_per_channel_scales().float())
+            zeros = weight.q_per_channel_zero_points()
+            self.register_buffer("zero", zeros if zeros.any() else None)
+        elif self.rounds:
+            self.number = weight.q_scale(), weight.q_zero_point()
+
+    def floats(self) -> Tensor:
+        """What the weights stand for."""
+        if not self.rounds:
+            return self.weight
+        limits = (0, 255) if self.weight.dtype == torch.uint8 else (-128, 127)
+        given = *limits, self.weight.dtype
+        if self.axis is None:
+            found: Tensor = _operators.dequantize_per_tensor(self.weight, *self.number, *given)
+        else:
+            found = _operators.dequantize_per_channel(self.weight, self.scale, self.zero, self.axis, *given)
+        return found
+
+    def product(self, x: Tensor) -> Tensor:
+        """The layer in floats."""
+        if self.convolution is None:
+            return nn.functional.linear(x, self.floats(), self.bias)
+        weights, (transposed, options) = self.floats(), self.convolution
+        line = x.dim() == weights.dim() - 1  # PyTorch packs those of one dimension as images of one row
+        image = x.unsqueeze(-2) if line else x
+        names = ("conv_transpose2d", "conv_transpose3d") if transposed else ("conv2d", "conv3d")
+        found: Tensor = getattr(nn.functional, names[weights.dim() - 4])(image, weights, self.bias, **options)
+        return found.squeeze(-2) if line else found
+
+
+def _options(packed: Any) -> tuple[bool, dict[str, Any]]:
+    """Whether a convolution is transposed, and its arguments after the weights and the bias."""
+    options = {name: list(getattr(packed, name)()) for name in ("stride", "padding", "dilation")}
+    transposed = bool(packed.transpose())
+    more = {"output_padding": list(packed.output_padding())} if transposed else {}
+    return transposed, {**options, **more, "groups": packed.groups()}
+
+
+class _QuantizedProduct(UnpackedWeights):
+    """y = x' w + b, with x' as a dynamic layer rounds x."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.rounds = weight.is_quantized
-        self.register_buffer("weight", weight.dequantize() if self.rounds else weight.half().float())
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        super().__init__((weight, bias))
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(rounded(x) if self.rounds else x, self.weight, self.bias)
-
-
-def _linear(layer: Any, packed: Padded) -> nn.Module:
-    return _QuantizedProduct(*layer._weight_bias())
+        return self.product(rounded(x) if self.rounds else x)
 
 
 class _QuantizedCell(nn.Module):
@@ -220,6 +282,5 @@ def _embedding(layer: Any, kind: str) -> nn.Module:
 
 
 _DYNAMIC = {
-    "Linear": _linear, "LinearReLU": lambda *given: nn.Sequential(_linear(*given), nn.ReLU()), "LSTM": _layers,
-    "GRU": _layers, "LSTMCell": _SingleCell, "GRUCell": _SingleCell, "RNNCell": _SingleCell,
+    "LSTM": _layers, "GRU": _layers, "LSTMCell": _SingleCell, "GRUCell": _SingleCell, "RNNCell": _SingleCell,
 }  # fmt: skip

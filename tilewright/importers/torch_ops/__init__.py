@@ -63,5 +63,6 @@ FOREIGN: dict[str, Rule] = {
     "prims.convert_element_type.default": elementwise.copy_as,
     "tilewright.known_lengths.default": recurrent.known_lengths,
     "tilewright.padded_layers.default": recurrent.padded_layers,
+    "tilewright.quantized_floats.default": fake_quantized.quantized_floats,
     "tilewright.ctc_losses.default": losses.ctc_losses,
 }

@@ -45,18 +45,21 @@ def _known(call: TorchCall, value: Value) -> np.ndarray | None:
     return np.array(node.attributes["value"]) if node is not None and node.op == "full" else None
 
 
-def _near(call: TorchCall, x: Value, scale: Value, zero: Value | None, low: int, high: int) -> Pair:
+def _near(
+    call: TorchCall, x: Value, scale: Value, zero: Value | None, low: int, high: int, late: bool = False
+) -> Pair:  # fmt: skip
     """x as integers from `low` to `high` stand for it, and the mask of what is inside of the range, if that is read;
-    `scale` and `zero` broadcast with x.  PyTorch multiplies by the reciprocal of the scale."""
+    `scale` and `zero` broadcast with x.  PyTorch multiplies by the reciprocal of the scale, and rounds before it adds
+    the zero point, or `late`, after it."""
     wide = float64 if x.dtype == float64 else float32
     scale = call.cast(scale, float32)
     inverse = call.cast(call.op("reciprocal", scale), wide)
     steps = call.op("multiply", call.cast(x, wide), inverse)
     moved = zero is not None and zero.dtype.is_float  # zero points of floats are added before rounding
-    if zero is not None:
-        steps = steps if moved else call.op("round", steps)
-        steps = call.op("add", steps, call.cast(zero, wide))
-    steps = call.op("round", steps) if zero is None or moved else steps
+    late = late or moved or zero is None
+    steps = steps if late else call.op("round", steps)
+    steps = steps if zero is None else call.op("add", steps, call.cast(zero, wide))
+    steps = call.op("round", steps) if late else steps
     mask = None
     if len(call.results) > 1 and call.is_read(1):
         ends = (call.op("greater_equal", steps, float(low)), call.op("less_equal", steps, float(high)))
@@ -81,10 +84,12 @@ def _offset(call: TorchCall, zero: Value) -> Value | None:
     return None if known is not None and not known.any() else zero
 
 
-def _by_tensor(call: TorchCall, x: Value, scale: Value, zero: Value, low: int, high: int) -> Pair:
+def _by_tensor(
+    call: TorchCall, x: Value, scale: Value, zero: Value, low: int, high: int, late: bool = False
+) -> Pair:  # fmt: skip
     offset = _offset(call, zero)
     offset = None if offset is None else call.reshape(offset, ())
-    return _near(call, x, call.reshape(scale, ()), offset, low, high)
+    return _near(call, x, call.reshape(scale, ()), offset, low, high, late)
 
 
 def _by_channel(call: TorchCall, x: Value, scale: Value, zero: Value, axis: int, low: int, high: int) -> Pair:
@@ -121,13 +126,17 @@ def by_channels(call: TorchCall, x: Value, scale: Value, zero: Value, axis: int,
     return _by_channel(call, x, scale, zero, axis, low, high)
 
 
+def quantized_floats(call: TorchCall, x: Value, scale: Value, zero: Value, low: int, high: int) -> Value:
+    """`importers.torch_fake_quantized.quantized_floats`."""
+    return _by_tensor(call, x, scale, zero, low, high, late=True)[0]
+
+
 @rule("quantize_per_tensor.default", "quantize_per_tensor.tensor_qparams")
 def quantized(call: TorchCall, x: Value, scale: Value | Number, zero: Value | int, dtype: torch.dtype) -> Value:
     """The quantized tensors of reference models stand here as the floats that `dequantize` makes of them."""
-    if isinstance(scale, Value) and isinstance(zero, Value):
-        return _by_tensor(call, x, scale, zero, *RANGES[dtype])[0]
-    assert not isinstance(scale, Value) and not isinstance(zero, Value)
-    return by_numbers(call, x, scale, zero, *RANGES[dtype])[0]
+    parts = scale if isinstance(scale, Value) else call.builder.number(float(scale), float32)
+    offset = zero if isinstance(zero, Value) else call.builder.number(zero, int32)
+    return quantized_floats(call, x, parts, offset, *RANGES[dtype])
 
 
 @rule("quantize_per_channel.default")
