@@ -64,7 +64,7 @@ def _cpu_quota(folder: Path) -> int | None:
 class Settings:
     """Every switch of tilewright. The environment variable of `name` is ``TILEWRIGHT_NAME``."""
 
-    cache_directory: Path  # compiled kernels, rounded weights; TILEWRIGHT_CACHE_DIRECTORY
+    cache_directory: Path  # compiled kernels, rounded weights, measurements of searches; TILEWRIGHT_CACHE_DIRECTORY
     threads: int  # threads of a CPU launch; by default one per CPU available to this process
     cpu: str = "native"  # use only the instructions of this CPU, a name as in --target cpu:NAME; read once
     verify: bool = False  # run the verifiers between passes

@@ -25,7 +25,7 @@ from tilewright.host import host_cpu
 from tilewright.runtime.plan import Condition, Plan, TensorSpec
 from tilewright.settings import settings
 from tilewright.symbolic import lift
-from tilewright.targets.llvm.cache import ObjectCache, rounded_weights
+from tilewright.targets.llvm.cache import ObjectCache, rounded_weights, searches
 
 
 @pytest.fixture(scope="session")
@@ -358,18 +358,21 @@ def test_the_cache_is_shown_and_cleaned(tmp_path: Path) -> None:
         assert "0 entries" in tilewright("cache", "show").stdout
         ObjectCache(tmp_path / "cache").put("key", {}, bytes(2_000_000))
         rounded_weights().put("key", {}, bytes(3_000_000))
+        searches().put("key", {}, bytes(4_000_000))
         (tmp_path / "cache/ey/.write-abc").write_bytes(bytes(1_000_000))
         state = json.loads(tilewright("cache", "show", "--json").stdout)
         assert (state["entries"], state["leftovers"], state["leftover_bytes"]) == (1, 1, 1_000_000)
         shown = tilewright("doctor").stdout
         assert (state["rounded"], state["rounded_bytes"] > 3_000_000, state["other_files"]) == (1, True, 0)
-        weights = "rounded weights of 1 layers, 3.0 MB"
+        assert (state["measured"], state["measured_bytes"] > 4_000_000) == (1, True)
+        weights = "rounded weights of 1 layers, 3.0 MB; 1 measurements of searches, 4.0 MB"
         assert f"1 entries, 2.0 MB; {weights}; 1 files of killed writers, 1.0 MB (tilewright cache clean)" in shown
         assert "removed 1 files" in tilewright("cache", "clean").stdout
         assert (tmp_path / "cache/ey/key.kernel").exists() and not (tmp_path / "cache/ey/.write-abc").exists()
         assert (tmp_path / "cache/rounded/ey/key.kernel").exists()
         tilewright("cache", "clean", "--all")
         assert not (tmp_path / "cache/rounded/ey/key.kernel").exists()
+        assert not (tmp_path / "cache/searches/ey/key.kernel").exists()
         assert "0 entries, 0.0 MB\n" in tilewright("cache", "show").stdout
         (tmp_path / "cache").chmod(0o777)
     named = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}

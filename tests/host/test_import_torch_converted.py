@@ -1,4 +1,4 @@
-"""Models of `torch.ao`'s `convert` and `convert_fx`: quantized tensors and packed weights, against PyTorch's kernels."""
+"""Models of `torch.ao`'s `convert` and `convert_fx`: quantized tensors and packed weights, against its kernels."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
         search._Search, "_seconds", lambda self, node, x, schemes: {each: TIMES[each] for each in schemes}
     )
     monkeypatch.setattr(search, "_interleaved", lambda engines, inputs: [[1 / n] for n, _ in enumerate(engines, 1)])
+    monkeypatch.setattr(search.StoredSearch, "value", lambda self, kind, parts, measure: measure())  # times are changed
 
 
 def samples(rng: np.random.Generator, count: int = 6) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""`tilewright cache`: show and clean the folder of compiled kernels and rounded weights."""
+"""`tilewright cache`: show and clean the folder of compiled kernels, rounded weights and searches."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ import typer
 from tilewright.cli.console import terminal
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
-from tilewright.targets.llvm.cache import ROUNDED_WEIGHTS, SUFFIX, ObjectCache, rounded_weights
+from tilewright.targets.llvm.cache import ROUNDED_WEIGHTS, SEARCHES, SUFFIX, ObjectCache, rounded_weights, searches
 
 commands = typer.Typer(
-    name="cache", help="Show and clean the folder of compiled kernels and rounded weights.", no_args_is_help=True
+    name="cache",
+    help="Show and clean the folder of compiled kernels, rounded weights and searches.",
+    no_args_is_help=True,
 )
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """The cache folder: kernels, rounded weights and all other files, what killed writers have left, and why it is not
-    used."""
+    """The cache folder: kernels, rounded weights, measurements of searches and all other files, what killed writers
+    have left, and why it is not used."""
 
     folder: str
     entries: int
     entry_bytes: int
     rounded: int
     rounded_bytes: int
+    measured: int
+    measured_bytes: int
     other_files: int
     other_bytes: int
     leftovers: int
@@ -42,6 +46,7 @@ def cache_state() -> CacheState:
     abandoned = dict(safe_files.leftovers(folder))
     entries: list[int] = []
     rounded: list[int] = []
+    measured: list[int] = []
     others: list[int] = []
     for path in safe_files.files(folder):
         try:
@@ -49,7 +54,11 @@ def cache_state() -> CacheState:
         except OSError:
             continue  # removed meanwhile
         if path not in abandoned:
-            kinds = rounded if folder / ROUNDED_WEIGHTS in path.parents else entries
+            kinds = entries
+            if folder / ROUNDED_WEIGHTS in path.parents:
+                kinds = rounded
+            elif folder / SEARCHES in path.parents:
+                kinds = measured
             (kinds if path.suffix == SUFFIX else others).append(size)
     return CacheState(
         folder=str(folder),
@@ -57,6 +66,8 @@ def cache_state() -> CacheState:
         entry_bytes=sum(entries),
         rounded=len(rounded),
         rounded_bytes=sum(rounded),
+        measured=len(measured),
+        measured_bytes=sum(measured),
         other_files=len(others),
         other_bytes=sum(others),
         leftovers=len(abandoned),
@@ -70,6 +81,8 @@ def summary(state: CacheState) -> str:
     text = f"{state.entries} entries, {state.entry_bytes / 1e6:.1f} MB"
     if state.rounded:
         text += f"; rounded weights of {state.rounded} layers, {state.rounded_bytes / 1e6:.1f} MB"
+    if state.measured:
+        text += f"; {state.measured} measurements of searches, {state.measured_bytes / 1e6:.1f} MB"
     if state.leftovers:
         size = f"{state.leftover_bytes / 1e6:.1f} MB"
         text += f"; {state.leftovers} files of killed writers, {size} (tilewright cache clean)"
@@ -94,14 +107,14 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 def clean(
     everything: Annotated[bool, typer.Option("--all", help="Remove all entries as well; keep recorded times.")] = False,
 ) -> None:
-    """Remove files left by killed processes, and the least recently used entries beyond 2 GiB of kernels and 16 GiB of
-    rounded weights."""
+    """Remove files left by killed processes, and the least recently used entries beyond 2 GiB of kernels, 16 GiB of
+    rounded weights and 4 GiB of measurements of searches."""
     count, size = safe_files.remove_leftovers(settings.cache_directory)
     console = terminal()
     console.print(f"removed {count} files of killed writers, {size / 1e6:.1f} MB")
     if settings.cache_directory.is_dir():
         removed = 0
-        for cache in (ObjectCache(settings.cache_directory), rounded_weights()):
+        for cache in (ObjectCache(settings.cache_directory), rounded_weights(), searches()):
             cache.limit_bytes = 0 if everything else cache.limit_bytes
             removed += cache.clean()
         console.print(f"removed {removed} entries")

@@ -28,13 +28,14 @@ from tilewright.importers.torch_quantized_tensors import quantized_tensors
 
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
-    """Dynamic-quantized layers as plain ones, fake quantization by stored ranges, packed sequences as padded ones,
-    conversions to the same type as nothing,
+    """Quantized layers and tensors in floats that are rounded, fake quantization by stored ranges, packed sequences as
+    padded ones, conversions to the same type as nothing,
     masks as they are, lengths of tensors as sizes, covariances without a check of their data, reads and writes at
     places that numbers in tensors choose, norms of matrices, lines and pools of dynamic sizes, boxes of any number,
     losses that it cannot trace or takes apart into others, and comparisons of tensors as a whole.
 
-    Raises `ImportModelError` for quantized modules of other kinds, and for writes that a `torch.narrow` would lose.
+    Raises `ImportModelError` for quantized modules and functions without a rule, and for writes that a `torch.narrow`
+    would lose.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))

@@ -9,6 +9,8 @@ layers that are faster alone may take apart what one kernel of floats does.
 The other half of the samples is held back, and run through the engine itself.  If the bound does not hold there, half
 of them join those that decide, and the search is made again with half of the bound: so the loss that is reported is
 always one of samples that decided nothing.  It ends without an engine where no sample is left to hold back.
+
+What is measured on the way is stored (`quant.stored_search`): a search that was interrupted goes on with it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import ceil
 from typing import Any, NoReturn
 
@@ -51,6 +54,7 @@ from tilewright.quant.layers import (
 from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, check_labels, of_score, predictions_of
 from tilewright.quant.quantize import Progress, collect, run_samples, source_of, watching, whole_graph
 from tilewright.quant.rounding import RoundedWeights
+from tilewright.quant.stored_search import StoredSearch
 from tilewright.quant.weights import matrix_of, smoothed, smoothing_factors, with_rounded_weights
 from tilewright.settings import settings
 from tilewright.targets.base import Target
@@ -191,6 +195,7 @@ class _Search:
     beyond: list[tuple[float, int]] = field(default_factory=list)  # drops outside the bound, with how many layers
 
     def __post_init__(self) -> None:
+        self.stored = StoredSearch(self.graph, self.samples, self.targets)
         self.deciding, self.verifying = list(self.samples[::2]), list(self.samples[1::2])
         self.bound = self.max_drop  # on the deciding samples
         self.drop: Drop = METRICS[self.metric] if isinstance(self.metric, str) else of_score(self.metric)
@@ -202,25 +207,41 @@ class _Search:
         self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
         self.times: dict[tuple[Any, ...], dict[str, float]] = {}  # of layers of one kind and size, by format
         self.weights: dict[tuple[str, str], RoundedWeights] = {}
-        self.floats: list[Outputs] = []
+        self.runs: dict[int, Outputs] = {}  # of the engine of floats, by a sample's identity
         self._measure_ranges()
 
     def _measure_ranges(self) -> None:
-        """Ranges of all inputs of layers, and the results in floats, of the deciding samples."""
+        """Ranges of all inputs of layers, of the deciding samples."""
+        arrays = self.stored.arrays("ranges", len(self.deciding), self._ranges)
+        parts: dict[str, dict[str, np.ndarray]] = {"range": {}, "smooth": {}, "factors": {}}
+        for name, array in arrays.items():
+            kind, _, called = name.partition(" ")
+            parts[kind][called] = array
+        self.factors = parts["factors"]
+        self.ranges, self.smooth_ranges = (
+            {name: (float(low), float(high)) for name, (low, high) in parts[kind].items()}
+            for kind in ("range", "smooth")
+        )
+
+    def _ranges(self) -> Outputs:
+        """By kind and name of an input: its range, what smoothing divides its columns by, and its range then."""
         ranging = self.deciding[: (2 * len(self.deciding) + 2) // 3]  # others show whether ranges hold
         every = [found[0] for found in self.layers.values()]
         moments = collect(self.graph, every, ranging, False, self.progress)
-        self.ranges = {name: each.range() for name, each in moments.items()}
-        self.factors = smoothing_factors(self.graph, every, moments)
-        self.smooth_ranges = {name: moments[name].range(factors) for name, factors in self.factors.items()}
-        self.floats += [self._outputs(self.graph, sample) for sample in self.deciding[len(self.floats) :]]
+        factors = smoothing_factors(self.graph, every, moments)
+        return {
+            **{f"range {name}": np.array(each.range(), np.float64) for name, each in moments.items()},
+            **{f"factors {name}": array for name, array in factors.items()},
+            **{f"smooth {name}": np.array(moments[name].range(array), np.float64) for name, array in factors.items()},
+        }
 
     def result(self) -> PrecisionSearch:
         """The whole search."""
         plain = build(self.graph, self.targets, self.progress, self.source)
         if self.metric == "top1":
-            others = [plain.run(self._inputs(sample)) for sample in self.verifying]
-            check_labels([*self.floats, *others], [*self.deciding, *self.verifying])
+            check_labels(
+                [*self._results("floats", [], self.graph), *self._runs(plain)], [*self.deciding, *self.verifying]
+            )
         while True:
             candidates = self._candidates()
             steps = self._steps(candidates)
@@ -247,7 +268,8 @@ class _Search:
         while True:
             assignment = self._assigned(accepted, candidates)
             engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
-            times = _interleaved([plain, engine], self._inputs(self.deciding[0]))
+            measure = partial(_interleaved, [plain, engine], self._inputs(self.deciding[0]))
+            times = self.stored.value("engines", self._which(assignment), measure)
             if not assignment or min(times[1]) < min(times[0]):
                 return assignment, engine, [float(np.median(each)) for each in times]
             saving = self._that_save_most(assignment, candidates)
@@ -269,18 +291,37 @@ class _Search:
 
     def _candidates(self) -> Candidates:
         """By layer and format the seconds and the relative error."""
-        watched, values = watching(self.graph, list(dict.fromkeys(found[0].input for found in self.layers.values())))
-        inputs = [run_samples(watched, values, sample) for sample in self.deciding[-_SAMPLES:]]
+
+        @cache
+        def inputs() -> list[dict[str, np.ndarray]]:
+            names = dict.fromkeys(found[0].input for found in self.layers.values())
+            watched, values = watching(self.graph, list(names))
+            return [run_samples(watched, values, sample) for sample in self.deciding[-_SAMPLES:]]
+
         found: Candidates = {}
         for number, (name, layers) in enumerate(self.layers.items()):
             self.progress("measure layers", f"{name}, {number + 1} of {len(self.layers)}", 0.0)
-            node, given = self.nodes[name], [item[layers[0].input] for item in inputs]
-            schemes = [each for each in (FLOAT, *SEARCHED_FORMATS) if each == FLOAT or self._takes(node, each)]
-            key = node.op, given[0].shape, self._shape_of_weights(node), repr(node.attributes)
-            if key not in self.times:
-                self.times[key] = self._seconds(node, given[0], schemes)
-            found[name] = {each: (self.times[key][each], self._error(node, given, each)) for each in schemes}
+
+            def given(layer: Layer = layers[0]) -> list[np.ndarray]:
+                return [item[layer.input] for item in inputs()]
+
+            found[name] = self._measured(self.nodes[name], given)
         return found
+
+    def _measured(self, node: Node, inputs: Callable[[], list[np.ndarray]]) -> dict[str, tuple[float, float]]:
+        """By format the seconds and the relative error of a layer; `inputs` gives those of some samples."""
+        schemes = [each for each in (FLOAT, *SEARCHED_FORMATS) if each == FLOAT or self._takes(node, each)]
+        errors = self.stored.value(
+            "errors", [len(self.deciding), name_of(node)],
+            lambda: {"shape": list(inputs()[0].shape),
+                     "errors": {each: self._error(node, inputs(), each) for each in schemes}},
+        )  # fmt: skip
+        key = node.op, tuple(errors["shape"]), self._shape_of_weights(node), repr(node.attributes)
+        if key not in self.times:
+            self.times[key] = self.stored.value(
+                "times", repr(key), lambda: self._seconds(node, inputs()[0], schemes)
+            )  # fmt: skip
+        return {each: (self.times[key][each], errors["errors"][each]) for each in schemes}
 
     def _takes(self, node: Node, scheme: str) -> bool:
         if scheme == INT8_SMOOTH and node.op != "matmul":
@@ -415,8 +456,8 @@ class _Search:
         assignment = self._assigned(steps, candidates)
         self.progress("search", f"{len(assignment)} layers in narrow numbers", 0.0)
         graph = self._narrowed(assignment)
-        found = [self._outputs(graph, sample) for sample in self.deciding]
-        drop = self._drop_of(self.floats, found, self.deciding)
+        found = self._results("outputs", self._which(assignment), graph)
+        drop = self._drop_of(self._results("floats", [], self.graph), found, self.deciding)
         seconds = sum(pairs[assignment.get(name, FLOAT)][0] for name, pairs in candidates.items())
         self.points.append(Point(len(assignment), seconds, drop))
         if drop > self.max_drop:
@@ -473,6 +514,23 @@ class _Search:
         result = quantized(result, by[STATIC] | by[INT8_SMOOTH], ranges, STATIC, self.signed)
         return quantized(result, by[DYNAMIC], {}, DYNAMIC, self.signed) if by[DYNAMIC] else result
 
+    def _which(self, assignment: Assignment) -> list[Any]:
+        """What decides about the numbers of a graph in these formats: these, and the samples that ranges are of."""
+        return [len(self.deciding), sorted(assignment.items())]
+
+    def _results(self, kind: str, parts: Any, graph: Graph) -> list[Outputs]:
+        """What a graph gives for the deciding samples."""
+        of_sample, compute = self.stored.of_sample, partial(self._outputs, graph)
+        return [of_sample(kind, parts, sample, partial(compute, sample)) for sample in self.deciding]
+
+    def _runs(self, plain: Engine) -> list[Outputs]:
+        """What the engine of floats gives for the samples that are held back; each is run once."""
+        for sample in self.verifying:
+            if id(sample) not in self.runs:
+                run = partial(plain.run, self._inputs(sample))
+                self.runs[id(sample)] = self.stored.of_sample("runs", [], sample, run)
+        return [self.runs[id(sample)] for sample in self.verifying]
+
     def _outputs(self, graph: Graph, sample: Sample) -> Outputs:
         values = dict(zip(graph.output_names, graph.outputs, strict=True))
         return run_samples(graph, values, sample)
@@ -482,14 +540,14 @@ class _Search:
 
     def _drop_on_unseen(self, plain: Engine, engine: Engine) -> float:
         self.progress("verify", f"on {len(self.verifying)} samples held back", 0.0)
-        outputs = [[each.run(self._inputs(sample)) for sample in self.verifying] for each in (plain, engine)]
-        return self._drop_of(outputs[0], outputs[1], self.verifying)
+        found = [engine.run(self._inputs(sample)) for sample in self.verifying]
+        return self._drop_of(self._runs(plain), found, self.verifying)
 
     def _remarks(self, plain: Engine) -> tuple[str, ...]:
         """That samples are too few, where one wrong prediction is more than the bound."""
         if self.metric != "top1" or not self.max_drop:
             return ()
-        count = predictions_of([plain.run(self._inputs(sample)) for sample in self.verifying])
+        count = predictions_of(self._runs(plain))
         enough = ceil(1 / self.max_drop)
         if not 0 < count < enough:
             return ()

@@ -32,7 +32,7 @@ REASONS = (
     (r"result's size depends|boolean mask", "a size that depends on data"),
     (r"read out of a tensor by", "a number read out of a tensor"),
     (r"a view by strides", "a view by strides of a part of a tensor"),
-    (r"is a quantized|PackedParams|CellParams", "quantized modules"),
+    (r"is a (sparse )?quantized|quantized tensors|quantized tensor \(", "quantized modules"),
     (r"PyTorch cannot export", "PyTorch does not export it"),
     (r"PyTorch cannot decompose", "PyTorch does not decompose what it exported"),
     (r"no import rule|complex numbers", "an operation without a rule"),

@@ -4,7 +4,8 @@ One file per key.  An entry is data only (JSON and machine code), written by `sa
 that readers in any process see all of it or nothing; its checksum, which covers the key, is verified on
 every read, and an entry that is damaged or lies under another key is removed and reported as missing.
 
-Rounded weights are such entries too, in a folder of their own, so that they displace no kernels.
+Rounded weights and the measurements of searches are such entries too, in folders of their own, so that they displace
+no kernels.
 
     file = magic (8) · SHA-256 of key and rest (32) · length of the JSON (8, little endian) · JSON · image
 """
@@ -36,8 +37,10 @@ _MAGIC = b"TWOBJ002"
 _HEADER = len(_MAGIC) + 32 + 8
 SUFFIX = ".kernel"
 ROUNDED_WEIGHTS = "rounded"  # the folder of rounded weights, in that of kernels
+SEARCHES = "searches"  # and that of what searches for precisions measured
 _CLEAN_EVERY = 64  # writes of a process between looks at a cache's size
 _ROUNDED_LIMIT = 16 << 30  # bytes: a model that is resumed needs the weights of all of its layers
+_SEARCH_LIMIT = 4 << 30
 _FIELD, _LINE = "\0", "\n"
 _SETTLED = 2_000_000_000  # nanoseconds after which another change of a file has another time
 
@@ -130,6 +133,11 @@ class ObjectCache:
 def rounded_weights() -> ObjectCache:
     """The cache of weights that were rounded."""
     return ObjectCache(safe_files.private_folder(settings.cache_directory) / ROUNDED_WEIGHTS, _ROUNDED_LIMIT)
+
+
+def searches() -> ObjectCache:
+    """The cache of what searches for precisions measured."""
+    return ObjectCache(safe_files.private_folder(settings.cache_directory) / SEARCHES, _SEARCH_LIMIT)
 
 
 def content_key(*parts: str) -> str:
