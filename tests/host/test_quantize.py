@@ -194,6 +194,7 @@ def test_layers_that_are_left_out(model: Path, rng: np.random.Generator) -> None
         ([{"z": np.zeros((1, 3, 12, 12))}], InputError, "sample 0: there is no input 'z'"),
         ([np.zeros((1, 3, 12, 12)), np.zeros((1, 3, 9, 9))], ShapeError, "sample 1"),
         ([np.full((1, 3, 12, 12), np.nan)], InputError, "sample 0: input 'x' has numbers that are infinite or not"),
+        ([np.full((1, 3, 12, 12), 1e300)], InputError, "sample 0: input 'x' has numbers beyond the largest of f32"),
         ([(np.zeros(3), np.zeros(3))], InputError, "has 2 arrays"),
         ([np.full((1, 3, 12, 12), "a")], InputError, "elements of"),
     ],

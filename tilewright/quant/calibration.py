@@ -118,3 +118,7 @@ def _check(sample: Sample, graph: Graph, where: str, extra_names: Sequence[str])
             raise InputError(f"{where}: input {value.name!r} has elements of {array.dtype}, expected {value.dtype}")
         if value.dtype.is_float and not np.isfinite(array.astype(np.float64)).all():
             raise InputError(f"{where}: input {value.name!r} has numbers that are infinite or not a number")
+        with np.errstate(over="ignore"):
+            fits = not value.dtype.is_float or np.isfinite(array.astype(value.dtype.numpy).astype(np.float64)).all()
+        if not fits:
+            raise InputError(f"{where}: input {value.name!r} has numbers beyond the largest of {value.dtype}")
