@@ -19,8 +19,10 @@ from tilewright.targets.cpu.failures import assertions, number_assertions
 from tilewright.targets.cpu.lowering import CPUKernelLowering
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.passes.check_bounds import check_bounds
+from tilewright.targets.cpu.passes.deepen_products import deepen_products
 from tilewright.targets.cpu.passes.known_bounds import drop_known_bounds
 from tilewright.targets.cpu.passes.sum_in_loops import sum_in_loops
+from tilewright.targets.cpu.passes.unwrap_indices import unwrap_indices
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.waiting import watch_waits
@@ -58,6 +60,8 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
         drop_known_bounds,
         "next, with all indices that they have; masks lose what the lower bounds of block pointers are",
     ),
+    (unwrap_indices, "next to it: addresses are expressions now, of which copies can be made"),
+    (deepen_products, "after both: operands are regular now, and loops carry scalars that grow"),
     (sum_in_loops, "before blocks are placed: a carried block would have a buffer"),
     (simplify, "what the passes before left over"),
 )
