@@ -65,7 +65,7 @@ def gated_linear(place: Place, batch: int, steps: int, heads: int, size: int) ->
     return Program(call, function, (q, k, v, g), tolerance=3e-2)
 
 
-@case("fla retention", cuda=[(2, 4096, 8, 128)], multiples=(1, 64, 1, 0))
+@case("fla retention", cpu=[(1, 1024, 4, 64)], cuda=[(2, 4096, 8, 128)], multiples=(1, 64, 1, 0))
 def retention(place: Place, batch: int, steps: int, heads: int, size: int) -> Program:
     from fla.ops.retention import chunk_retention
 
@@ -87,7 +87,7 @@ def retention(place: Place, batch: int, steps: int, heads: int, size: int) -> Pr
     return Program(call, function, (q, k, v), tolerance=3e-2)
 
 
-@case("fla causal attention", cuda=[(2, 4096, 16, 128)], multiples=(1, 64, 1, 0))
+@case("fla causal attention", cpu=[(1, 1024, 8, 64)], cuda=[(2, 4096, 16, 128)], multiples=(1, 64, 1, 0))
 def attention(place: Place, batch: int, steps: int, heads: int, size: int) -> Program:
     from fla.ops.attn.parallel import parallel_attn
 
