@@ -103,6 +103,8 @@ class Evaluator:
         self.rounds_to_bytes = False  # one instruction rounds a vector of float32 to integers, one saturates these
         self.through: SSAValue | None = None  # evaluated although it has a buffer: the one being written
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
+        # The distance of a load's elements from those that the next pass of a loop reads, where they are to be fetched.
+        self.next_row: Callable[[Operation], LLVMValue | None] = lambda load: None
         self._scopes = [LoopScope()]
         self._levels: dict[str, int] = {}
 
@@ -625,8 +627,9 @@ class Evaluator:
 
         def emit() -> LLVMValue:
             builder = self.builder
-            if ahead:
-                fetch_ahead(builder, address, lanes * element.itemsize)
+            distance = None if ahead or reverse else self.next_row(operation)
+            if ahead or distance is not None:
+                fetch_ahead(builder, address, lanes * element.itemsize, distance)
             at = builder.gep(address, 1 - lanes, memory_type(element)) if reverse else address
             turned = builder.reversed if reverse else _as_it_is
             if not masks:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tilewright import dtypes
 from tilewright.ir.core import Function, Operation, SSAValue
@@ -17,6 +18,7 @@ from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.failures import emit_stop
 from tilewright.targets.cpu.nests import NestEmitter
+from tilewright.targets.cpu.next_rows import NextRows
 from tilewright.targets.cpu.placement import Placement, remark_at
 from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.scan import ScanEmitter
@@ -246,11 +248,26 @@ class CPUKernelLowering:
             self.scalars[region.arguments[0]] = index
             for place, value in zip(places, loop.values, strict=True):
                 self.scalars[region.arguments[1 + place]] = value
-            self._steps(bodies[0])
+            with self._fetching_next_rows(operation, step):
+                self._steps(bodies[0])
             yielded = region.terminator.operands
             loop.next([self.scalars[yielded[place]] for place in places])
         for place, value in zip(places, loop.results, strict=True):
             self.scalars[operation.results[place]] = value
+
+    @contextmanager
+    def _fetching_next_rows(self, loop: Operation, step: LLVMValue) -> Iterator[None]:
+        """A loop's body, which fetches what the next pass reads; rows in steps of one mostly follow each other."""
+        kind = loop.operands[0].type.dtype
+        if not kind.is_signed or kind.bits < 32 or step.constant == 1:
+            yield
+            return
+        wide = self.evaluator.elementwise.converter.cast(step, kind, dtypes.int64)
+        rows, before = NextRows(loop, wide, self.placement.program, self.evaluator), self.evaluator.next_row
+        self.evaluator.next_row, on_nest = rows.distance, self.nests.on_nest
+        self.nests.on_nest = rows.enter_nest
+        yield
+        self.evaluator.next_row, self.nests.on_nest = before, on_nest
 
     def _if(self, operation: Operation, bodies: Sequence[Sequence[ScheduleStep]]) -> None:
         builder = self.builder

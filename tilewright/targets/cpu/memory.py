@@ -6,6 +6,7 @@ from tilewright.ir.core import Operation
 from tilewright.ir.types import Element
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
 from tilewright.targets.cpu.repeats import store_mostly, usual_step
+from tilewright.targets.cpu.streams import fetch_ahead
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
 
@@ -38,6 +39,8 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     if fact.step in (1, -1) and fact.covers(lanes):
         evaluator.note_access(operation, "contiguous" if fact.step == 1 else "reversed", indices, mask)
         address = evaluator.address(pointer, tuple(index.first for index in indices))
+        if fact.step == 1 and (distance := evaluator.next_row(operation)) is not None:
+            fetch_ahead(builder, address, lanes * element.itemsize, distance, write=True)
         if fact.step == -1:
             address = builder.gep(address, 1 - lanes, memory_type(element))
             stored = builder.reversed(stored)

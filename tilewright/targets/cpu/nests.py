@@ -75,6 +75,7 @@ class NestEmitter:
         self.width = target.vector_bits // 32
         self.wide_runs = WideRuns(placement.program.function, placement.analysis, self.width)
         self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
+        self.on_nest: Callable[[], None] = lambda: None
         self._quick: set[Root] = set()  # reductions of the innermost loop that pass over NaN by one comparison
 
     def group(self, roots: Sequence[Root]) -> None:
@@ -163,6 +164,7 @@ class NestEmitter:
         return divisors if 0 < few < self.width and many % self.width == 0 else []
 
     def _flat_nest(self, roots: list[Root], bound: Bound) -> None:
+        self.on_nest()
         free = {root: _free(root, bound) for root in roots}
         count = len(free[roots[0]])
         reduced = _reduced_position(roots, free)

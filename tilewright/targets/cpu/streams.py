@@ -14,8 +14,14 @@ def is_streamed(load: Operation) -> bool:
     return load.attributes["cache"] == "cs" and load.operands[0].type.rank == 1
 
 
-def fetch_ahead(builder: LLVMBuilder, address: LLVMValue, size: int) -> None:
-    """Fetch as many bytes as the `size` at the address, some way after them; memory there need not exist."""
-    hints = [builder.integer(number, "i32") for number in (0, 3, 1)]  # to read, into level 1, data
+def fetch_ahead(
+    builder: LLVMBuilder, address: LLVMValue, size: int, distance: LLVMValue | None = None, write: bool = False
+) -> None:
+    """Fetch as many bytes as the `size` at the address, to read or to `write` them; memory there need not exist.
+
+    They are `distance` bytes after the address, or some 4 KiB.
+    """
+    address = builder.gep(address, _AHEAD if distance is None else distance, "i8")
+    hints = [builder.integer(number, "i32") for number in (int(write), 3, 1)]  # to read or write, into level 1, data
     for line in range(0, size, _LINE_BYTES):
-        builder.call("llvm.prefetch.p0", "void", [builder.gep(address, _AHEAD + line, "i8"), *hints])
+        builder.call("llvm.prefetch.p0", "void", [builder.gep(address, line, "i8"), *hints])
