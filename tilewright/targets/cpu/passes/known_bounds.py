@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tilewright.dtypes import DType
 from tilewright.ir.core import Function, Operation, SSAValue
-from tilewright.ir.rewrite import Rebuilder, Replacement
+from tilewright.ir.rewrite import Rebuilder, Replacement, constant_of
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.ranges import Interval, Number, Ranges
 
@@ -27,10 +27,12 @@ def drop_known_bounds(function: Function) -> Function:
 
 
 def _compares_indices(operation: Operation) -> bool:
+    """Whether an operation compares indices with a known number."""
     if operation.opcode != "compare" or not operation.result.type.rank:
         return False
     kind = operation.operands[0].type.element
-    return isinstance(kind, DType) and kind.kind == "int"
+    known = any(constant_of(operand) is not None for operand in operation.operands)
+    return known and isinstance(kind, DType) and kind.kind == "int"
 
 
 def _holds(operation: Operation, ranges: Ranges) -> bool:
