@@ -87,10 +87,16 @@ def transpose(x, out, rows, columns, R: tl.constexpr, C: tl.constexpr):
     tl.store(out + down * rows + across, moved, mask=(across < rows) & (down < columns))
 
 
-@pytest.mark.parametrize("rows,columns,r,c", [(64, 64, 32, 32), (50, 37, 32, 16), (5, 100, 8, 64), (33, 18, 16, 16)])
-def test_transposed_store(rows, columns, r, c):
-    function = traced(transpose, {"x": "*f32", "out": "*f32", "rows": "i32", "columns": "i32"}, {"R": r, "C": c})
-    arguments = [draw((rows, columns)), np.zeros((columns, rows), np.float32), rows, columns]
+@pytest.mark.parametrize("text", ["f32", "u8"])
+@pytest.mark.parametrize(
+    "rows,columns,r,c", [(64, 64, 32, 32), (50, 37, 32, 16), (5, 100, 8, 64), (33, 18, 16, 16), (32, 45, 16, 64)]
+)
+def test_transposed_store(rows, columns, r, c, text):
+    types = {"x": f"*{text}", "out": f"*{text}", "rows": "i32", "columns": "i32"}
+    function = traced(transpose, types, {"R": r, "C": c})
+    numbers = draw((rows, columns)) if text == "f32" else np.arange(rows * columns, dtype=np.int32) % 127
+    x = numbers.reshape(rows, columns).astype(np.float32 if text == "f32" else np.uint8)
+    arguments = [x, np.zeros((columns, rows), x.dtype), rows, columns]
     found = check(function, arguments, (-(-rows // r), -(-columns // c)))
     np.testing.assert_array_equal(found[1], arguments[0].T * 2)
 

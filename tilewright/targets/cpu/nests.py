@@ -256,15 +256,11 @@ class NestEmitter:
 
         def body(places: dict[int, LaneIndex], remaining: list[int]) -> None:
             if not remaining:
+                read = self._end(root, found.read_axis)
                 if isinstance(found, Turn):
-                    ends = (self._end(root, found.read_axis), self._end(root, found.written_axis))
-                    Transposer(self.evaluator, root, found, ends).emit(places)
+                    Transposer(self.evaluator, root, found, read, self._end(root, found.written_axis)).emit(places)
                 else:
-                    end, inside = self._end(root, found.read_axis), None
-                    limit = self._limit([root], {root: found.read_axis})
-                    if limit is not None and not self._needs_outside(root, found.read_axis, limit):
-                        end, inside = limit.count, ComparisonPhase("inside", limit.compares)
-                    Interleaver(self.evaluator, root, found, self.width, end, inside).emit(places)
+                    Interleaver(self.evaluator, root, found, self.width, *read).emit(places)
                 return
 
             def inner(index: LaneIndex, accumulators: Accumulators) -> Accumulators:
@@ -276,12 +272,12 @@ class NestEmitter:
         body(bound, others)
         return True
 
-    def _end(self, root: Root, axis: int) -> LLVMValue:
-        """How many leading elements of an axis must be computed."""
+    def _end(self, root: Root, axis: int) -> tuple[LLVMValue, ComparisonPhase | None]:
+        """How many leading elements of an axis must be computed, and what is known of comparisons for these."""
         limit = self._limit([root], {root: axis})
         if limit is None or self._needs_outside(root, axis, limit):
-            return self.builder.integer(root.domain[axis])
-        return limit.count
+            return self.builder.integer(root.domain[axis]), None
+        return limit.count, ComparisonPhase("inside", limit.compares)
 
     def _reduced_vector(
         self, reductions: list[ReductionLoop], extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool,

@@ -2,6 +2,9 @@
 
 for j in steps of T along the written axis, for i in steps of T along the read axis:
     T vectors along i (one for each position j + r)  ->  transpose  ->  T vectors along j, stored
+
+Tiles that exist as a whole have code of their own, without the masks that end the axes: without AVX-512, a masked store
+of elements of less than 32 bits is a branch for each of them.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.dot_pack import transposed
-from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import ComparisonPhase, Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue
@@ -63,15 +66,18 @@ def irregular_reads(analysis: AffineAnalysis, root: Root, axis: int) -> int:
     return count
 
 
-class Transposer:
-    """Emits the tiles of one root. `ends` are the run-time ends of the read and the written axis."""
+End = tuple[LLVMValue, ComparisonPhase | None]  # of an axis, and what is known of comparisons for positions before it
 
-    def __init__(self, evaluator: Evaluator, root: Root, turn: Turn, ends: tuple[LLVMValue, LLVMValue]) -> None:
+
+class Transposer:
+    """Emits the tiles of one root. `read` and `written` are the run-time ends of these axes."""
+
+    def __init__(self, evaluator: Evaluator, root: Root, turn: Turn, read: End, written: End) -> None:
         self.evaluator = evaluator
         self.builder = evaluator.builder
         self.root = root
         self.turn = turn
-        self.read_end, self.written_end = ends
+        (self.read_end, self.read_phase), (self.written_end, self.written_phase) = read, written
 
     def emit(self, bound: dict[int, LaneIndex]) -> None:
         """All tiles; `bound` has the indices of all other axes."""
@@ -80,30 +86,70 @@ class Transposer:
             with self.evaluator.scope(outer.guard, outer.index):
                 with builder.loop(builder.integer(0), self.read_end, side, hint="turn") as inner:
                     with self.evaluator.scope(inner.guard, inner.index):
-                        self._tile(bound, outer.index, inner.index)
+                        self._whole_or_ragged(bound, outer.index, inner.index)
                     inner.next([])
             outer.next([])
 
-    def _tile(self, bound: dict[int, LaneIndex], written: LLVMValue, read: LLVMValue) -> None:
+    def _whole_or_ragged(self, bound: dict[int, LaneIndex], written: LLVMValue, read: LLVMValue) -> None:
+        """A tile that exists as a whole, one with all of its written axis, or any."""
+        builder = self.builder
+        fits_read, fits_written = self._fits(read, self.read_end), self._fits(written, self.written_end)
+        ragged_read, ragged_written = (self._negated(each) for each in (fits_read, fits_written))
+        forms = [(self._conjunction(fits_read, fits_written), False, False)]
+        forms += [(self._conjunction(ragged_read, fits_written), True, False), (ragged_written, True, True)]
+        before = builder.block
+        for condition, *ragged in forms:
+            if condition.text == "false":
+                continue
+            if condition.text == "true":
+                self._tile(bound, written, read, *ragged)
+                continue
+            with builder.when(condition), self.evaluator.scope(before):
+                self._tile(bound, written, read, *ragged)
+            before = builder.block
+
+    def _fits(self, start: LLVMValue, end: LLVMValue) -> LLVMValue:
+        """Whether a tile from `start` on has all its positions along an axis."""
+        if end.constant is not None and end.constant % self.turn.side == 0:
+            return self.builder.constant("i1", True)
+        return self.builder.compare("sle", self.builder.add(start, self.turn.side), end)
+
+    def _negated(self, condition: LLVMValue) -> LLVMValue:
+        if condition.text == "true":
+            return self.builder.constant("i1", False)
+        return self.builder.binary("xor", condition, self.builder.constant("i1", True))
+
+    def _conjunction(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        for one, other in ((left, right), (right, left)):
+            if one.text in ("true", "false"):
+                return other if one.text == "true" else one
+        return self.builder.binary("and", left, right)
+
+    def _tile(
+        self, bound: dict[int, LaneIndex], written: LLVMValue, read: LLVMValue, ragged_read: bool, ragged_written: bool
+    ) -> None:  # fmt: skip
         builder, turn = self.builder, self.turn
-        read_lanes = LaneIndex(read, turn.side, None, self._existing(read, self.read_end))
-        written_lanes = LaneIndex(written, turn.side, None, self._existing(written, self.written_end))
+        read_lanes = self._lanes(read, self.read_end, self.read_phase, ragged_read)
+        written_lanes = self._lanes(written, self.written_end, self.written_phase, ragged_written)
         last = builder.subtract(self.written_end, 1)
         rows = []
         for number in range(turn.side):
-            place = builder.minimum(builder.add(written, number), last)
+            place = builder.add(written, number)
+            place = builder.minimum(place, last) if ragged_written else place
             self.evaluator.know(place)
-            rows.append(self._value({**bound, turn.read_axis: read_lanes, turn.written_axis: LaneIndex(place)}))
+            written_place = LaneIndex(place, 1, self.written_phase)
+            rows.append(self._value({**bound, turn.read_axis: read_lanes, turn.written_axis: written_place}))
         for number, row in enumerate(transposed(builder, rows)):
             place = builder.add(read, number)
             self.evaluator.know(place)
-            indices = self._indices({**bound, turn.read_axis: LaneIndex(place), turn.written_axis: written_lanes})
-            self._put(place, indices, row, read_lanes.valid is not None)
+            read_place = LaneIndex(place, 1, self.read_phase)
+            indices = self._indices({**bound, turn.read_axis: read_place, turn.written_axis: written_lanes})
+            self._put(place, indices, row, ragged_read)
 
-    def _existing(self, start: LLVMValue, end: LLVMValue) -> LLVMValue | None:
-        if end.constant is not None and end.constant % self.turn.side == 0:
-            return None
-        return self.builder.lane_mask(self.builder.subtract(end, start), self.turn.side)
+    def _lanes(self, start: LLVMValue, end: LLVMValue, phase: ComparisonPhase | None, ragged: bool) -> LaneIndex:
+        """The positions of a tile along an axis."""
+        mask = self.builder.lane_mask(self.builder.subtract(end, start), self.turn.side) if ragged else None
+        return LaneIndex(start, self.turn.side, phase, mask)
 
     def _indices(self, places: dict[int, LaneIndex]) -> Indices:
         return tuple(places[axis] for axis in range(len(self.root.domain)))
