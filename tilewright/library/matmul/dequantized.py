@@ -20,7 +20,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.dequantized_kernel import few_rows, few_rows_of_words, many_rows
+from tilewright.library.matmul.dequantized_kernel import few_rows, few_rows_of_words, many_rows, rows_as_floats
 from tilewright.library.packing import nibbles_recipe, panels_recipe, words_recipe
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
@@ -28,6 +28,8 @@ from tilewright.targets.base import Target
 
 MOST_LINES = 128  # of a panel, that are widened at once
 _WORD_STEPS = 8  # of the depth in a word of 4-bit numbers
+_WORD_VECTOR = 256  # bits of a vector, from which on words are widened in fewer instructions than bytes
+_WIDENED = 1024  # numbers of rows that a program makes float32 of
 _CHAINS = 4  # sums of a panel that hide how long one addition takes
 _SHARERS = 4  # programs for each thread, which are not all equally fast
 # Rows at most, rows of a program, panels of it (0: the kernel of few rows).
@@ -43,6 +45,7 @@ _CONFIGS_OF_8_BITS_IN_PAIRS = (*_ROW_CONFIGS[:2], (4, 4, 0), *_ROW_CONFIGS[3:])
 # So do 4 bits that are looked up: a vector of weights takes two instructions for all rows, and one more for each.
 _FEW_ROWS_OF_WORDS = ((1, 1, 0), (2, 2, 0), (4, 4, 0))
 _CONFIGS_OF_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 8, 0), *_ROW_CONFIGS[4:])
+_CONFIGS_OF_COMPUTED_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 6, 0), *_ROW_CONFIGS[4:])  # with 16 registers
 _CONFIGS_OF_WORDS_IN_16_BITS = (*_FEW_ROWS_OF_WORDS, (16, 8, 0), *_ROW_CONFIGS[4:])
 
 
@@ -57,6 +60,7 @@ class _Weights:
     bits: int
     lines: int  # of a panel, of one step of the depth or of two in 4 bits each, that are widened at once
     in_words: bool  # eight numbers of 4 bits to a word
+    looked_up: bool  # which are picked from a table in a register
     in_pairs: bool  # many rows multiply numbers that lie in pairs along the depth
 
 
@@ -72,9 +76,11 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
-    made = [_call(x, weights, slots, rows, columns, config, target, last)
+    first, widened = _widened(x, weights, target)
+    made = [_call(widened, weights, slots, rows, columns, config, target, last)
             for config, last in _configs_of(simplify(rows), _configs(x, weights, target))]  # fmt: skip
     calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
+    buffers += (widened,) if first else ()
     elements = simplify(lift(rows) * columns)
     flops = simplify(lift(elements) * x.shape[-1] * 2 + chain_operations(group.epilogue))
     moved: Size = 0
@@ -85,7 +91,7 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     for call in calls:
         at_most = "rows" if call.condition is None else f"rows <= {call.condition[1]}"
         reasons[at_most] = f"{call.kernel.__name__}, {call.constants['ROWS']} at a time"
-    return [Candidate("product by quantized weights", (Stage(tuple(calls)),), cost, buffers, reasons)]
+    return [Candidate("product by quantized weights", (*first, Stage(tuple(calls))), cost, buffers, reasons)]
 
 
 def lines_of(depth: int, group: int, bits: int, unit: int = 1) -> int | None:
@@ -110,7 +116,7 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
     group, bits = group_of(w, scale), w.dtype.bits
     depth = w.shape[1]
     assert isinstance(depth, int)
-    in_words = bits == 4 and group % _WORD_STEPS == 0 and target.table_lanes == 16
+    in_words = bits == 4 and group % _WORD_STEPS == 0 and target.vector_bits >= _WORD_VECTOR
     lines = lines_of(depth, group, 8 if in_words else bits, _WORD_STEPS if in_words else 1)
     assert lines is not None
     panels = panels_recipe(width, True)
@@ -121,11 +127,14 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
     zeros = scales if zero is None else PackedConstant(zero, panels)
     constants = {"GROUP": group, "WIDTH": width, "ZERO": 8 if w.dtype == int4 else 0, "ZEROS": zero is not None}
     in_pairs = target.panel_group(x.dtype, 1, gcd(group, lines)) == 2
-    return _Weights(PackedConstant(w, recipe), scales, zeros, constants, bits, lines, in_words, in_pairs)
+    looked_up = target.table_lanes == 1 << bits
+    return _Weights(PackedConstant(w, recipe), scales, zeros, constants, bits, lines, in_words, looked_up, in_pairs)
 
 
 def _configs(x: Value, weights: _Weights, target: Target) -> Sequence[tuple[int, int, int]]:
     """The kernels for all numbers of rows."""
+    if weights.in_words and not weights.looked_up:
+        return _CONFIGS_OF_COMPUTED_WORDS
     if weights.in_words:
         in_16_bits = weights.in_pairs or target.dot_rate(x.dtype) > 1
         return _CONFIGS_OF_WORDS_IN_16_BITS if in_16_bits else _CONFIGS_OF_WORDS
@@ -141,6 +150,20 @@ def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tup
     most = max(1, upper_bound(rows))
     count = next(number for number, config in enumerate(configs, 1) if most <= config[0])
     return [(config, number == count) for number, config in enumerate(configs[:count], 1)]
+
+
+def _widened(x: Value, weights: _Weights, target: Target) -> tuple[tuple[Stage, ...], Value]:
+    """Rows as float32, and the stage that makes them: each program of few rows reads all numbers one by one, and
+    widening one takes as long as multiplying it by a panel."""
+    if x.dtype.bits != 16 or weights.in_pairs or target.dot_rate(x.dtype) > 1:
+        return (), x
+    elements, wide = product(x.shape), Value(f"{x.name}.floats", float32, x.shape)
+    constants: dict[str, Any] = {"BLOCK": _WIDENED, "MASK": not divides(_WIDENED, elements)}
+    operands: dict[str, Operand] = {"x": x, "out": wide}
+    types: dict[str, str] = {}
+    bind_sizes({"elements": elements}, operands, types, constants)
+    grid = (ceil_divide(elements, _WIDENED), 1, 1)
+    return (Stage((KernelCall(rows_as_floats, operands, types, constants, grid),)),), wide
 
 
 def _rows_at_once(rows: Size, most: int) -> int:
@@ -178,6 +201,7 @@ def _call(
         # Codes of 8 bits are numbers of bfloat16 as they are.
         is_scaled = not weights.in_pairs or weights.bits < 8 or group != depth
         constants |= {"BITS": weights.bits, "HALF": lines, "PANELS": neighbours, "WORDS": weights.in_words}
+        constants |= {"LOOKUP": weights.looked_up}
         constants |= {"PAIRS": weights.in_pairs, "SCALED": is_scaled}
         programs = simplify(lift(ceil_divide(rows, at_once)) * across)
         multiplied = x.dtype if target.dot_rate(x.dtype, 2 if weights.in_pairs else 1) > 1 else float32
@@ -185,7 +209,7 @@ def _call(
         operands["numbers"] = numbers = Value(name, multiplied, (programs, neighbours * lines * width))
     elif weights.in_words:
         kernel = few_rows_of_words
-        constants["CHAINS"] = max(1, _CHAINS // at_once)
+        constants |= {"CHAINS": max(1, _CHAINS // at_once), "LOOKUP": weights.looked_up}
     else:
         kernel = few_rows
         constants |= {"BITS": weights.bits, "HALF": lines}

@@ -6,9 +6,11 @@ lines of a panel (half a block of nibbles, whose low bits are as many steps of t
 of the outer loop; `HALF` and `GROUP` divide one another.  `ZERO` is the number that every code is more than its
 integer; with `ZEROS` the zero points come on top.
 
-CPUs that look up numbers of a small table in a register have 4 bits eight to a word, as `words` of the packing: one
-shift of a vector of words and one look-up give the weights of one step.  Byte by byte it takes twice the instructions.
-Groups are whole words there, and `HALF` is so many steps of the depth.
+CPUs with vectors of 256 bits or more have 4 bits eight to a word, as `words` of the packing; byte by byte takes more
+instructions.  Groups are whole words there, and `HALF` is so many steps of the depth.  Where numbers of a small table
+are looked up in a register (`LOOKUP`), one shift of a vector of words and one look-up give the weights of one step.
+Elsewhere a shift brings the bits of a step to the top, one AND leaves nothing else, and a conversion makes floats of
+them: integers times 2^28, which the scale of a group takes off its sums.  So rows are less than 2^97 there.
 """
 
 # mypy: ignore-errors
@@ -21,6 +23,16 @@ import tilewright.language as tl
 from tilewright.library.epilogue import identity
 from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import load_panels, load_strided
+
+IN_TOP_BITS = tl.constexpr(float(1 << 28))  # what an integer in the four highest bits of a word is multiplied by
+
+
+@tilewright.jit
+def rows_as_floats(x, out, elements, BLOCK: tl.constexpr, MASK: tl.constexpr):
+    """float32 of `elements` numbers.  Grid: (blocks of them,)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = within(place, elements, MASK)
+    tl.store(out + place, load_within(x + place, mask).to(tl.float32), mask=mask)
 
 
 @tilewright.jit
@@ -166,9 +178,41 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
 
 
 @tilewright.jit
+def number_at(table, words, STEP: tl.constexpr, LOOKUP: tl.constexpr):
+    """float32 of the integers of one of the eight steps of words, without `LOOKUP` times `IN_TOP_BITS`."""
+    if LOOKUP:
+        number = tl.gather(table, (words >> 4 * STEP) & 15, 0)
+    else:  # with its highest bit flipped a code is 8 less, in two's complement
+        top = ((words ^ 0x88888888) << 28 - 4 * STEP) & 0xF0000000
+        number = top.to(tl.int32, bitcast=True).to(tl.float32)
+    return number
+
+
+@tilewright.jit
+def word_zero(zeros, place, ZERO: tl.constexpr, ZEROS: tl.constexpr, LOOKUP: tl.constexpr):
+    """What is subtracted of `number_at`; None where nothing is."""
+    zero = None
+    if ZEROS:
+        zero = tl.load(zeros + place).to(tl.float32)
+        if not LOOKUP:
+            zero = (zero + (ZERO - 8)) * IN_TOP_BITS
+    elif not LOOKUP and ZERO != 8:
+        zero = (ZERO - 8) * IN_TOP_BITS
+    return zero
+
+
+@tilewright.jit
+def word_scale(scale, LOOKUP: tl.constexpr):
+    """The scale of `number_at` for that of integers."""
+    if not LOOKUP:
+        scale = scale * (1 / IN_TOP_BITS)
+    return scale
+
+
+@tilewright.jit
 def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, GROUP: tl.constexpr,
                       WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
-                      MASK_M: tl.constexpr, MASK_N: tl.constexpr, CHAINS: tl.constexpr = 1,
+                      MASK_M: tl.constexpr, MASK_N: tl.constexpr, LOOKUP: tl.constexpr, CHAINS: tl.constexpr = 1,
                       EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`ROWS` rows by a panel, sums of a group in registers: for each row `CHAINS` that do not wait for each other.
     Grid: (blocks of rows, panels)."""
@@ -183,6 +227,7 @@ def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_r
     sums = no_sums(ROWS, WIDTH)
     for group in range(0, groups):
         place = (panel * groups + group) * WIDTH + lane
+        zero = word_zero(zeros, place, ZERO, ZEROS, LOOKUP)
         chains = ()
         for _ in tl.static_range(CHAINS):
             chains = chains + (no_sums(ROWS, WIDTH),)
@@ -191,13 +236,13 @@ def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_r
             for step in tl.static_range(0, 8, CHAINS):
                 found = ()
                 for chain in tl.static_range(CHAINS):
-                    weights = tl.gather(table, (words >> 4 * (step + chain)) & 15, 0)
-                    if ZEROS:
-                        weights = weights - tl.load(zeros + place).to(tl.float32)
+                    weights = number_at(table, words, step + chain, LOOKUP)
+                    if zero is not None:
+                        weights = weights - zero
                     found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row, ROWS,
                                                   not MASK_M),)  # fmt: skip
                 chains = found
-        scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+        scale = word_scale(tl.load(scales + place, cache_modifier=".cs").to(tl.float32), LOOKUP)
         sums = sum_of_chains(sums, chains, scale, ROWS, CHAINS)
     store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, ROWS, MASK_M, MASK_N, EPILOGUE)
 
@@ -252,17 +297,18 @@ def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GR
 
 
 @tilewright.jit
-def number_at(table, words, STEP: tl.constexpr, zero, scale, ZEROS: tl.constexpr):
+def scaled_at(table, words, zero, scale, STEP: tl.constexpr, LOOKUP: tl.constexpr):
     """float32 of the weights of one of the eight steps."""
-    number = tl.gather(table, (words >> 4 * STEP) & 15, 0)
-    if ZEROS:
+    number = number_at(table, words, STEP, LOOKUP)
+    if zero is not None:
         number = number - zero
     return number * scale
 
 
 @tilewright.jit
 def widen_words(w, scales, zeros, numbers, panel, begin, depth, GROUP: tl.constexpr, LINES: tl.constexpr,
-                WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+                WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr,
+                LOOKUP: tl.constexpr):  # fmt: skip
     """Store `LINES` steps of a panel as floats [LINES][WIDTH]; with `PAIRS` as bfloat16 [LINES/2][WIDTH][2], which are
     written as words."""
     lane = tl.arange(0, WIDTH)
@@ -272,18 +318,16 @@ def widen_words(w, scales, zeros, numbers, panel, begin, depth, GROUP: tl.conste
     place = (panel * (depth // GROUP) + begin // GROUP) * WIDTH + lane
     for line in range(0, LINES, 8):
         words = tl.load(stored + line // 8 * WIDTH)
-        scale = tl.load(scales + place + line // GROUP * WIDTH).to(tl.float32)
-        zero = 0.0
-        if ZEROS:
-            zero = tl.load(zeros + place + line // GROUP * WIDTH).to(tl.float32)
+        scale = word_scale(tl.load(scales + place + line // GROUP * WIDTH).to(tl.float32), LOOKUP)
+        zero = word_zero(zeros, place + line // GROUP * WIDTH, ZERO, ZEROS, LOOKUP)
         if PAIRS:
             for step in tl.static_range(0, 8, 2):
-                low = upper_half(number_at(table, words, step, zero, scale, ZEROS), True)
-                high = upper_half(number_at(table, words, step + 1, zero, scale, ZEROS), True)
+                low = upper_half(scaled_at(table, words, zero, scale, step, LOOKUP), True)
+                high = upper_half(scaled_at(table, words, zero, scale, step + 1, LOOKUP), True)
                 tl.store(pairs + (line + step) // 2 * WIDTH, low >> 16 | high)
         else:
             for step in tl.static_range(8):
-                found = number_at(table, words, step, zero, scale, ZEROS)
+                found = scaled_at(table, words, zero, scale, step, LOOKUP)
                 tl.store(numbers + (line + step) * WIDTH + lane, found.to(numbers.dtype.element_ty))
 
 
@@ -292,7 +336,7 @@ def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_
               GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, PANELS: tl.constexpr, ROWS: tl.constexpr,
               ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr,
               MASK_M: tl.constexpr, MASK_N: tl.constexpr, WORDS: tl.constexpr = False,
-              EPILOGUE: tl.constexpr = identity):  # fmt: skip
+              LOOKUP: tl.constexpr = False, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`ROWS` rows by blocks of `PANELS` panels: lines of these become floats in `numbers`, which has room for them for
     each program and so stays in its caches, then a product of floats of that type.  Panels beyond the last one are read
     as the last.  Where numbers are not `SCALED`, sums are: a group is the whole depth.  Grid: (blocks of rows, programs
@@ -311,7 +355,7 @@ def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_
                     place = numbers + number * (HALF * WIDTH)
                     if WORDS:
                         widen_words(w, scales, zeros, place, panel, begin, depth, GROUP, HALF, WIDTH, ZERO, ZEROS,
-                                    PAIRS)  # fmt: skip
+                                    PAIRS, LOOKUP)  # fmt: skip
                     else:
                         widen(w, scales, zeros, place, panel, begin, depth, BITS, GROUP, HALF, WIDTH, ZERO, ZEROS, part,
                               PAIRS, SCALED)  # fmt: skip
