@@ -26,7 +26,7 @@ _Producers = Mapping[Value, Node]
 
 @dataclass(frozen=True)
 class HeadTurn:
-    """Cosines and sines [tokens, 1, turned / 2] of the angles."""
+    """Cosines and sines of the angles, in the order of [tokens, 1, turned / 2]."""
 
     cosine: Value
     sine: Value
@@ -55,14 +55,7 @@ class Projection:
     queries: HeadColumns
     keys: HeadColumns
     values: HeadColumns
-
-    @property
-    def slots(self) -> Value:
-        """Where keys and values go in their pools."""
-        assert self.keys.update is not None
-        found = self.keys.update.inputs[1]
-        assert found is not None
-        return found
+    slots: Value  # where keys and values go in their pools
 
     @property
     def turn(self) -> HeadTurn | None:
@@ -97,7 +90,7 @@ def projection_of(nodes: Sequence[Node], outputs: Sequence[Value], anchor: Node,
         raise NotImplementedError("heads are of one width, and as many of keys as of values")
     if keys.update.inputs[1] is not values.update.inputs[1] or keys.stored.shape != values.stored.shape:
         raise NotImplementedError("keys and values go to the same places of their pools")
-    return Projection(anchor, result, queries, keys, values)
+    return Projection(anchor, result, queries, keys, values, _outside(keys.update.inputs[1], producers))
 
 
 def _with_bias(nodes: Sequence[Node], anchor: Node, graph: Graph) -> Value:
@@ -141,7 +134,8 @@ def _heads(
         found = [
             own if extent != 1 else step for extent, own, step in zip(view.shape, view.strides, steps, strict=True)
         ]
-        if view.offset != end or found != list(steps):
+        whole = view.shape[:2] == (result.shape[0], heads)  # others are repeated, or leave rows out
+        if not whole or view.offset != end or found != list(steps):
             raise NotImplementedError("heads are parts of the product's columns, one after the other")
         end = simplify(lift(end) + view.shape[2])
     if not isinstance(start, int):
@@ -162,10 +156,10 @@ def _turned(value: Value, result: Value, producers: _Producers) -> tuple[HeadTur
     angles = (low.shape[0], 1, half)
     if cosine.shape != angles or sine.shape != angles or {cosine.dtype, sine.dtype} != {value.dtype}:
         raise NotImplementedError("angles are those of a token's pairs, for all of its heads")
-    if not isinstance(half, int):
+    if not isinstance(half, int) or high.shape[-1] != half:
         raise NotImplementedError("the halves of a head are known")
     views = [_view(item, result, producers) for item in (low, high, *rest)]
-    return HeadTurn(cosine, sine, 2 * half), views
+    return HeadTurn(_outside(cosine, producers), _outside(sine, producers), 2 * half), views
 
 
 def _pairs(
@@ -185,6 +179,16 @@ def _half_and_angle(value: Value, result: Value, producers: _Producers) -> tuple
     """The operands of a product: a part of the columns first."""
     left, right = _operands(value, "multiply", producers)
     return (left, right) if _source(left, producers) is result else (right, left)
+
+
+def _outside(value: Value | None, producers: _Producers) -> Value:
+    """What is in memory, in the same order, before the nodes run."""
+    while value is not None and (node := producers.get(value)) is not None:
+        if node.op != "reshape":
+            raise NotImplementedError("angles and slots are computed with the heads")
+        value = node.inputs[0]
+    assert value is not None
+    return value
 
 
 def _source(value: Value, producers: _Producers) -> Value:

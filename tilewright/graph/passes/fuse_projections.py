@@ -26,10 +26,10 @@ def join_projections(drafts: Drafts, remarks: list[str]) -> None:
         later = readers.get(result, [])
         if not _is_projection(drafts, draft) or len(later) != 1 or later[0].kind != "elementwise":
             continue
-        if not drafts.may_merge(draft, later[0]):
+        live = drafts.live()
+        if live[draft] != [result] or result in drafts.results or not drafts.may_merge(draft, later[0]):
             continue
-        members = sorted({*drafts.members(draft), *drafts.members(later[0])})
-        stored = drafts.live()[later[0]]
+        members, stored = sorted({*drafts.members(draft), *drafts.members(later[0])}), live[later[0]]
         try:
             projection_of([drafts.nodes[index] for index in members], stored, anchor, drafts.graph)
         except NotImplementedError:
