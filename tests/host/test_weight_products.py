@@ -96,6 +96,24 @@ def test_few_and_many_rows(
         assert array.dtype == own.dtype and array.tobytes() == own.tobytes()
 
 
+@pytest.mark.parametrize(("dtype", "zeros"), [(int4, False), (uint4, True)], ids=str)
+def test_large_rows_infinity_and_nan(dtype: DType, zeros: bool, rng: np.random.Generator) -> None:
+    """Rows of 1e30 have finite products; what is not a number or infinite stays in its row."""
+    matrix = random_matrix(rng, dtype, 133, 192, 32, zeros)
+    engine = build(product_of(matrix, float32), "cpu")
+    for rows in (1, 3, 40):
+        x = rng.standard_normal((rows, 192)).astype(np.float32)
+        x[0] *= 1e30
+        expected = np.maximum(x.astype(np.float64) @ matrix.numbers().astype(np.float64).T + np.linspace(-1, 1, 133), 0)
+        found = engine.run({"x": x})["y"]
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-5 * expected[0].max())
+        for special in (np.nan, np.inf):
+            x[-1, 5] = special
+            again = engine.run({"x": x})["y"]
+            np.testing.assert_array_equal(again[:-1], found[:-1])
+            assert not np.isfinite(again[-1]).all()
+
+
 @pytest.mark.parametrize(
     ("name", "depth", "group", "in_pairs"),
     [("znver4", 192, 64, True), ("znver4", 195, 195, False), ("x86-64-v4", 192, 64, False)],

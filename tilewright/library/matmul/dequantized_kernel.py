@@ -9,8 +9,11 @@ integer; with `ZEROS` the zero points come on top.
 CPUs with vectors of 256 bits or more have 4 bits eight to a word, as `words` of the packing; byte by byte takes more
 instructions.  Groups are whole words there, and `HALF` is so many steps of the depth.  Where numbers of a small table
 are looked up in a register (`LOOKUP`), one shift of a vector of words and one look-up give the weights of one step.
-Elsewhere a shift brings the bits of a step to the top, one AND leaves nothing else, and a conversion makes floats of
-them: integers times 2^28, which the scale of a group takes off its sums.  So rows are less than 2^97 there.
+Elsewhere, integers with a zero
+point are shifted down and cut off by an AND; those without one are shifted to the top of their words and down again,
+with their sign.  A conversion makes floats of them.
+
+Kernels of few rows multiply the sums of a group by its scale, and so need sums of rows by integers that are finite.
 """
 
 # mypy: ignore-errors
@@ -23,8 +26,6 @@ import tilewright.language as tl
 from tilewright.library.epilogue import identity
 from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import load_panels, load_strided
-
-IN_TOP_BITS = tl.constexpr(float(1 << 28))  # what an integer in the four highest bits of a word is multiplied by
 
 
 @tilewright.jit
@@ -178,35 +179,25 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
 
 
 @tilewright.jit
-def number_at(table, words, STEP: tl.constexpr, LOOKUP: tl.constexpr):
-    """float32 of the integers of one of the eight steps of words, without `LOOKUP` times `IN_TOP_BITS`."""
+def number_at(table, words, STEP: tl.constexpr, ZERO: tl.constexpr, LOOKUP: tl.constexpr):
+    """float32 of the integers of one of the eight steps of words: codes less `ZERO`, which is 0 or 8."""
     if LOOKUP:
         number = tl.gather(table, (words >> 4 * STEP) & 15, 0)
-    else:  # with its highest bit flipped a code is 8 less, in two's complement
-        top = ((words ^ 0x88888888) << 28 - 4 * STEP) & 0xF0000000
-        number = top.to(tl.int32, bitcast=True).to(tl.float32)
+    elif ZERO == 8:  # with its highest bit flipped a code is 8 less, in two's complement
+        top = ((words ^ 0x88888888) << 28 - 4 * STEP).to(tl.int32, bitcast=True)
+        number = (top >> 28).to(tl.float32)
+    else:
+        number = ((words >> 4 * STEP) & 15).to(tl.int32, bitcast=True).to(tl.float32)
     return number
 
 
 @tilewright.jit
-def word_zero(zeros, place, ZERO: tl.constexpr, ZEROS: tl.constexpr, LOOKUP: tl.constexpr):
+def word_zero(zeros, place, ZEROS: tl.constexpr):
     """What is subtracted of `number_at`; None where nothing is."""
     zero = None
     if ZEROS:
         zero = tl.load(zeros + place).to(tl.float32)
-        if not LOOKUP:
-            zero = (zero + (ZERO - 8)) * IN_TOP_BITS
-    elif not LOOKUP and ZERO != 8:
-        zero = (ZERO - 8) * IN_TOP_BITS
     return zero
-
-
-@tilewright.jit
-def word_scale(scale, LOOKUP: tl.constexpr):
-    """The scale of `number_at` for that of integers."""
-    if not LOOKUP:
-        scale = scale * (1 / IN_TOP_BITS)
-    return scale
 
 
 @tilewright.jit
@@ -227,7 +218,7 @@ def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_r
     sums = no_sums(ROWS, WIDTH)
     for group in range(0, groups):
         place = (panel * groups + group) * WIDTH + lane
-        zero = word_zero(zeros, place, ZERO, ZEROS, LOOKUP)
+        zero = word_zero(zeros, place, ZEROS)
         chains = ()
         for _ in tl.static_range(CHAINS):
             chains = chains + (no_sums(ROWS, WIDTH),)
@@ -236,13 +227,13 @@ def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_r
             for step in tl.static_range(0, 8, CHAINS):
                 found = ()
                 for chain in tl.static_range(CHAINS):
-                    weights = number_at(table, words, step + chain, LOOKUP)
+                    weights = number_at(table, words, step + chain, ZERO, LOOKUP)
                     if zero is not None:
                         weights = weights - zero
                     found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row, ROWS,
                                                   not MASK_M),)  # fmt: skip
                 chains = found
-        scale = word_scale(tl.load(scales + place, cache_modifier=".cs").to(tl.float32), LOOKUP)
+        scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
         sums = sum_of_chains(sums, chains, scale, ROWS, CHAINS)
     store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, ROWS, MASK_M, MASK_N, EPILOGUE)
 
@@ -297,9 +288,9 @@ def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GR
 
 
 @tilewright.jit
-def scaled_at(table, words, zero, scale, STEP: tl.constexpr, LOOKUP: tl.constexpr):
+def scaled_at(table, words, zero, scale, STEP: tl.constexpr, ZERO: tl.constexpr, LOOKUP: tl.constexpr):
     """float32 of the weights of one of the eight steps."""
-    number = number_at(table, words, STEP, LOOKUP)
+    number = number_at(table, words, STEP, ZERO, LOOKUP)
     if zero is not None:
         number = number - zero
     return number * scale
@@ -318,16 +309,16 @@ def widen_words(w, scales, zeros, numbers, panel, begin, depth, GROUP: tl.conste
     place = (panel * (depth // GROUP) + begin // GROUP) * WIDTH + lane
     for line in range(0, LINES, 8):
         words = tl.load(stored + line // 8 * WIDTH)
-        scale = word_scale(tl.load(scales + place + line // GROUP * WIDTH).to(tl.float32), LOOKUP)
-        zero = word_zero(zeros, place + line // GROUP * WIDTH, ZERO, ZEROS, LOOKUP)
+        scale = tl.load(scales + place + line // GROUP * WIDTH).to(tl.float32)
+        zero = word_zero(zeros, place + line // GROUP * WIDTH, ZEROS)
         if PAIRS:
             for step in tl.static_range(0, 8, 2):
-                low = upper_half(scaled_at(table, words, zero, scale, step, LOOKUP), True)
-                high = upper_half(scaled_at(table, words, zero, scale, step + 1, LOOKUP), True)
+                low = upper_half(scaled_at(table, words, zero, scale, step, ZERO, LOOKUP), True)
+                high = upper_half(scaled_at(table, words, zero, scale, step + 1, ZERO, LOOKUP), True)
                 tl.store(pairs + (line + step) // 2 * WIDTH, low >> 16 | high)
         else:
             for step in tl.static_range(8):
-                found = scaled_at(table, words, zero, scale, step, LOOKUP)
+                found = scaled_at(table, words, zero, scale, step, ZERO, LOOKUP)
                 tl.store(numbers + (line + step) * WIDTH + lane, found.to(numbers.dtype.element_ty))
 
 
