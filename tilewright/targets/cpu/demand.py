@@ -23,7 +23,8 @@ def unneeded_outside(
     """Whether nobody uses the elements of `value` along `axis` for which the prefix `key` is false.
 
     Uses are followed through elementwise and shape operations, loops, and products, down to stores
-    with such a mask and to selections that drop those elements.  `limited` are reductions along the
+    with such a mask and to selections that drop those elements; from one iteration of a loop to the
+    next, if the key is the same there.  `limited` are reductions along the
     axis that do not go beyond the prefix either.
     """
     return _Demand(program, analysis, key, limited).unneeded(value, axis)
@@ -56,7 +57,7 @@ class _Demand:
         if opcode == "store":  # the mask itself is read everywhere
             return len(user.operands) > 2 and user.operands[2] is not value and self._masked(user.operands[2], axis)
         if opcode == "load":
-            return len(user.operands) > 1 and user.operands[1] is not value and self._masked(user.operands[1], axis)
+            return self._load(value, axis, user)
         if opcode == "select" and self._dropped(value, axis, user):
             return True
         if opcode == "dot":
@@ -77,6 +78,13 @@ class _Demand:
     def _dropped(self, value: SSAValue, axis: int, user: Operation) -> bool:
         condition, then, otherwise = user.operands
         return value is then and value is not otherwise and value is not condition and self._masked(condition, axis)
+
+    def _load(self, value: SSAValue, axis: int, user: Operation) -> bool:
+        """Whether a mask drops pointers; what is given in place of masked-off elements is used as far as the result."""
+        pointer, *rest = user.operands
+        if value is pointer:
+            return bool(rest) and self._masked(rest[0], axis)
+        return len(rest) > 1 and value is not rest[0] and self.unneeded(user.result, axis)
 
     def _dot(self, value: SSAValue, axis: int, user: Operation) -> bool:
         left, right, accumulator = user.operands
@@ -100,10 +108,24 @@ class _Demand:
         if parent is None or parent.opcode not in ("for", "if"):
             return False
         for index in _places(user, value):
-            fits = self._carried(parent, index, axis) if parent.opcode == "for" else True
-            if not fits or not self.unneeded(parent.results[index], axis):
+            if parent.opcode == "for" and not self._carried_on(parent, index, axis):
+                return False
+            if not self.unneeded(parent.results[index], axis):
                 return False
         return True
+
+    def _carried_on(self, loop: Operation, index: int, axis: int) -> bool:
+        """Whether the next iteration, where a key defined in the loop is another one, does not use the elements."""
+        argument = loop.regions[0].arguments[index + 1]
+        if any(self._is_inside(part, loop) for part in self.key[1:]):
+            return not self.program.uses.get(argument)
+        return self.unneeded(argument, axis)
+
+    def _is_inside(self, value: SSAValue, loop: Operation) -> bool:
+        parent = self.program.definition_parent(value)
+        while parent is not None and parent is not loop:
+            parent = self.program.parent[parent]
+        return parent is loop
 
     def _forwarded(self, value: SSAValue, axis: int, user: Operation) -> bool:
         result = user.result
