@@ -156,7 +156,8 @@ CASES: dict[str, Callable[[], tuple[Any, Examples]]] = {
     **{f"conv{rank}d": lambda rank=rank: convolutions(rank) for rank in (1, 2, 3)},  # type: ignore[misc]
     **{f"transposed{rank}d": lambda rank=rank: transposed(rank) for rank in (1, 2)},  # type: ignore[misc]
     "activations": lambda: converted(
-        Stubbed(nn.Hardswish(), nn.ELU(), nn.LeakyReLU(0.1), nn.ReLU6(), nn.Sigmoid()), data(2, 4, 8)
+        Stubbed(nn.Hardswish(), nn.ELU(), nn.LeakyReLU(0.1), nn.ReLU6(), nn.Threshold(0.2, 0.1), nn.Sigmoid()),
+        data(2, 4, 8),
     ),
     "norms": lambda: converted(
         Stubbed(nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4), nn.LayerNorm([8, 8])),

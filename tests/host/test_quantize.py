@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 import tilewright
 from tilewright.cli.main import application
+from tilewright.dtypes import DType, float16, float32, int8, int32, int64, uint8
 from tilewright.errors import InputError, ShapeError
+from tilewright.graph.build import GraphBuilder
+from tilewright.quant.calibration import samples_of
 from tilewright.quant.observers import OBSERVERS, Histogram, affine
 
 # Thresholds, written down again from their definitions, bin by bin ------------------------------------
@@ -194,7 +197,7 @@ def test_layers_that_are_left_out(model: Path, rng: np.random.Generator) -> None
         ([{"z": np.zeros((1, 3, 12, 12))}], InputError, "sample 0: there is no input 'z'"),
         ([np.zeros((1, 3, 12, 12)), np.zeros((1, 3, 9, 9))], ShapeError, "sample 1"),
         ([np.full((1, 3, 12, 12), np.nan)], InputError, "sample 0: input 'x' has numbers that are infinite or not"),
-        ([np.full((1, 3, 12, 12), 1e300)], InputError, "sample 0: input 'x' has numbers beyond the largest of f32"),
+        ([np.full((1, 3, 12, 12), 1e300)], InputError, "sample 0: input 'x' has numbers beyond the range of f32"),
         ([(np.zeros(3), np.zeros(3))], InputError, "has 2 arrays"),
         ([np.full((1, 3, 12, 12), "a")], InputError, "elements of"),
     ],
@@ -228,3 +231,20 @@ def test_weights_that_are_not_finite(scheme: str, value: float, tmp_path: Path, 
         tilewright.quantize(model, data, scheme)
     found = CliRunner().invoke(application(), ["quantize", str(model), "--scheme", "int4-weights", "-o", str(output)])
     assert found.exit_code != 0 and [item.name for item in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize(("dtype", "number", "fits"), [
+    (int8, 127, True), (int8, 128, False), (int8, 1e300, False), (int8, np.nan, False), (uint8, -1, False),
+    (int32, 2**40, False), (int64, np.uint64(2**63), False), (float16, 65504, True), (float16, 65520.0, False),
+    (float32, 2**63, True),
+], ids=str)  # fmt: skip
+def test_numbers_beyond_a_type(dtype: DType, number: Any, fits: bool) -> None:
+    b = GraphBuilder("numbers")
+    x = b.input("x", dtype, (2,))
+    b.output(b.op("add", [x, x]), "y")
+    graph, data = b.finish(), {"x": np.array([0, number], np.asarray(number).dtype)}
+    if fits:
+        assert len(samples_of(data, graph)) == 1
+        return
+    with pytest.raises(InputError, match=f"sample 0: input 'x' has numbers beyond the range of {dtype}"):
+        samples_of(data, graph)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.quant import search, stored_search
 from tilewright.quant.stored_search import StoredSearch
+from tilewright.runtime import safe_files
+from tilewright.settings import settings
 from tilewright.targets.llvm.cache import ObjectCache
 from tilewright.targets.registry import get_targets
+
+SEVERAL_POINTS = 3e-4  # the bound of a search that tries nine, and lets more samples decide
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +91,20 @@ def test_interrupted_anywhere(
         return put(self, *given)
 
     monkeypatch.setattr(ObjectCache, "put", interrupted)
-    whole, count, stored = run(graph, samples), len(measured), 10**6 - left[0]
-    assert stored > 10
-    for number in range(0, stored, 3):
+    whole, count, stored = run(graph, samples, SEVERAL_POINTS), len(measured), 10**6 - left[0]
+    assert stored > 40
+    for number in range(0, stored, 6):
         stored_in(tmp_path / f"searches{number}", monkeypatch)
         measured.clear()
         left[0] = number
         with pytest.raises(KeyboardInterrupt):
-            run(graph, samples)
+            run(graph, samples, SEVERAL_POINTS)
         measured[:] = measured[: len(measured) - 1] if measured else []  # the one that was not stored
         left[0] = 10**6
-        again = run(graph, samples)
+        again = run(graph, samples, SEVERAL_POINTS)
         assert len(measured) in (count, count - 1)  # what was lost may have been a range or an error
         assert [row["chosen"] for row in again["layers"]] == [row["chosen"] for row in whole["layers"]]
-        assert run(graph, samples) == again
+        assert run(graph, samples, SEVERAL_POINTS) == again
 
 
 def test_a_finished_search_measures_nothing_again(
@@ -113,11 +118,62 @@ def test_a_finished_search_measures_nothing_again(
     assert wide["layers"][0]["candidates"] == whole["layers"][0]["candidates"]
 
 
-def test_another_model_or_data(graph: Graph, samples: Any) -> None:
-    targets = get_targets(["cpu"])
-    changed = [{"x": sample["x"] + 1} for sample in samples]
-    prefixes = {StoredSearch(graph, given, targets).prefix for given in (samples, changed, samples[:-1], samples)}
-    assert len(prefixes) == 3
+def test_another_model_data_target_or_version(graph: Graph, samples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of equal names with one other weight, data, number of threads, CPU, and versions of what computes."""
+
+    def prefix(model: Graph = graph, given: Any = samples, target: str = "cpu") -> str:
+        return StoredSearch(model, given, get_targets([target])).prefix
+
+    weight = next(value for value in graph.constants if value.name == "w1")
+    other = graph.constants[weight].copy()
+    other[-1, -1] += 1e-3
+    prefixes = [
+        prefix(), prefix(replace(graph, constants={**graph.constants, weight: other})),
+        prefix(given=[*samples[:-1], {"x": samples[-1]["x"] + 1}]), prefix(given=samples[:-1]),
+        prefix(given=samples[::-1]), prefix(target="cpu:x86-64-v2"), prefix(target="cpu:neoverse-n1"),
+    ]  # fmt: skip
+    with settings.scope(threads=settings.threads + 1):
+        prefixes.append(prefix())
+    for name in ("source_digest", "compiler_digest"):
+        with monkeypatch.context() as patch:
+            patch.setattr(stored_search, name, lambda *folders: "another")
+            prefixes.append(prefix())
+    assert len(set(prefixes)) == len(prefixes) and prefix() == prefixes[0]
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+def test_models_of_16_bits(dtype: DType, measured: list[str]) -> None:
+    rng = np.random.default_rng(5)
+    b = GraphBuilder("half")
+    weights = (rng.standard_normal((64, 64)) / 8).astype(dtype.numpy)
+    b.output(b.op("matmul", [b.input("x", dtype, (4, 64)), b.constant(weights, "w")]), "y")
+    model, data = b.finish(), [{"x": rng.standard_normal((4, 64)).astype(dtype.numpy)} for _ in range(4)]
+    whole, count = run(model, data), len(measured)
+    assert run(model, data) == whole and len(measured) == count
+
+
+def test_floats_are_computed_once_where_nothing_can_be_stored(
+    graph: Graph, samples: Any, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    whole = run(graph, samples, SEVERAL_POINTS)
+    computed: list[int] = []
+    outputs = search._Search._outputs
+
+    def counted(self: Any, narrow: Graph, sample: Any) -> Any:
+        computed.extend([id(sample)] if narrow is self.graph else [])
+        return outputs(self, narrow, sample)
+
+    monkeypatch.setattr(search._Search, "_outputs", counted)
+    monkeypatch.setattr(stored_search, "searches", lambda: ObjectCache(Path("/proc/none/searches")))
+    monkeypatch.setattr(safe_files, "write", full)
+    measured.clear()
+    assert [row["chosen"] for row in run(graph, samples, SEVERAL_POINTS)["layers"]] == [
+        row["chosen"] for row in whole["layers"]
+    ]
+    assert computed and len(computed) == len(set(computed))
 
 
 @pytest.mark.parametrize("kind", ["empty", "half", "other"])

@@ -39,7 +39,8 @@ _CHOOSING = frozenset(
     "unsqueeze unsqueeze_ view view_as".split()
 )  # their elements are some of their input's
 _ROUNDING = frozenset(
-    "clamp clamp_ clip elu elu_ hardtanh hardtanh_ hardswish leaky_relu leaky_relu_ pad relu6 threshold".split()
+    "_threshold clamp clamp_ clip elu elu_ hardtanh hardtanh_ hardswish leaky_relu leaky_relu_ pad relu6 "
+    "threshold".split()
 )  # their results are rounded to the grid of their input
 _AVERAGING = frozenset(
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d interpolate mean "

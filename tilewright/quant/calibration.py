@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import ml_dtypes
 import numpy as np
 
+from tilewright.dtypes import DType
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import bind_symbols
@@ -24,7 +26,8 @@ def samples_of(data: Any, graph: Graph, extra_names: Sequence[str] = ()) -> list
 
     `data` is a path (`read_samples`), one sample, or any number of them: a dict by input name, a tuple in the order of
     the inputs, or an array where there is one input.  Raises `InputError` for none, for missing and unknown names, and
-    for numbers that are not finite, `ShapeError` for arrays of other shapes; both name the sample and the input.
+    for numbers that are not finite or beyond a type's range, `ShapeError` for arrays of other shapes; both name the
+    sample and the input.
     """
     if isinstance(data, (str, Path)):
         found = read_samples(Path(data), graph)
@@ -118,7 +121,16 @@ def _check(sample: Sample, graph: Graph, where: str, extra_names: Sequence[str])
             raise InputError(f"{where}: input {value.name!r} has elements of {array.dtype}, expected {value.dtype}")
         if value.dtype.is_float and not np.isfinite(array.astype(np.float64)).all():
             raise InputError(f"{where}: input {value.name!r} has numbers that are infinite or not a number")
+        if not _fits(array, value.dtype):
+            raise InputError(f"{where}: input {value.name!r} has numbers beyond the range of {value.dtype}")
+
+
+def _fits(array: np.ndarray, dtype: DType) -> bool:
+    """Whether all numbers are within a type's range; NaN is in that of no integer."""
+    if dtype.is_float:
         with np.errstate(over="ignore"):
-            fits = not value.dtype.is_float or np.isfinite(array.astype(value.dtype.numpy).astype(np.float64)).all()
-        if not fits:
-            raise InputError(f"{where}: input {value.name!r} has numbers beyond the largest of {value.dtype}")
+            return bool(np.isfinite(array.astype(dtype.numpy).astype(np.float64)).all())
+    if not dtype.is_integer or not array.size or array.dtype == dtype.numpy:
+        return True
+    limits = ml_dtypes.iinfo(dtype.numpy)
+    return bool(limits.min <= array.min() and array.max() <= limits.max)

@@ -207,7 +207,7 @@ class _Search:
         self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
         self.times: dict[tuple[Any, ...], dict[str, float]] = {}  # of layers of one kind and size, by format
         self.weights: dict[tuple[str, str], RoundedWeights] = {}
-        self.runs: dict[int, Outputs] = {}  # of the engine of floats, by a sample's identity
+        self.plain: dict[tuple[str, int], Outputs] = {}  # of floats, by "floats" or "runs" and a sample's identity
         self._measure_ranges()
 
     def _measure_ranges(self) -> None:
@@ -239,9 +239,7 @@ class _Search:
         """The whole search."""
         plain = build(self.graph, self.targets, self.progress, self.source)
         if self.metric == "top1":
-            check_labels(
-                [*self._results("floats", [], self.graph), *self._runs(plain)], [*self.deciding, *self.verifying]
-            )
+            check_labels([*self._floats(), *self._runs(plain)], [*self.deciding, *self.verifying])
         while True:
             candidates = self._candidates()
             steps = self._steps(candidates)
@@ -455,9 +453,9 @@ class _Search:
         """The drop of an assignment on the deciding samples, by the reference; it is a point from then on."""
         assignment = self._assigned(steps, candidates)
         self.progress("search", f"{len(assignment)} layers in narrow numbers", 0.0)
-        graph = self._narrowed(assignment)
-        found = self._results("outputs", self._which(assignment), graph)
-        drop = self._drop_of(self._results("floats", [], self.graph), found, self.deciding)
+        compute, which = partial(self._outputs, self._narrowed(assignment)), self._which(assignment)
+        found = [self.stored.of_sample("outputs", which, each, partial(compute, each)) for each in self.deciding]
+        drop = self._drop_of(self._floats(), found, self.deciding)
         seconds = sum(pairs[assignment.get(name, FLOAT)][0] for name, pairs in candidates.items())
         self.points.append(Point(len(assignment), seconds, drop))
         if drop > self.max_drop:
@@ -518,18 +516,21 @@ class _Search:
         """What decides about the numbers of a graph in these formats: these, and the samples that ranges are of."""
         return [len(self.deciding), sorted(assignment.items())]
 
-    def _results(self, kind: str, parts: Any, graph: Graph) -> list[Outputs]:
-        """What a graph gives for the deciding samples."""
-        of_sample, compute = self.stored.of_sample, partial(self._outputs, graph)
-        return [of_sample(kind, parts, sample, partial(compute, sample)) for sample in self.deciding]
+    def _floats(self) -> list[Outputs]:
+        """What the model in floats gives for the deciding samples, by the reference."""
+        return self._once("floats", self.deciding, partial(self._outputs, self.graph))
 
     def _runs(self, plain: Engine) -> list[Outputs]:
-        """What the engine of floats gives for the samples that are held back; each is run once."""
-        for sample in self.verifying:
-            if id(sample) not in self.runs:
-                run = partial(plain.run, self._inputs(sample))
-                self.runs[id(sample)] = self.stored.of_sample("runs", [], sample, run)
-        return [self.runs[id(sample)] for sample in self.verifying]
+        """What the engine of floats gives for the samples that are held back."""
+        return self._once("runs", self.verifying, lambda sample: plain.run(self._inputs(sample)))
+
+    def _once(self, kind: str, samples: Sequence[Sample], compute: Callable[[Sample], Outputs]) -> list[Outputs]:
+        """Results in floats, of which each is computed once in a search, whether it can be stored or not."""
+        for sample in samples:
+            if (kind, id(sample)) not in self.plain:
+                found = self.stored.of_sample(kind, [], sample, partial(compute, sample))
+                self.plain[kind, id(sample)] = found
+        return [self.plain[kind, id(sample)] for sample in samples]
 
     def _outputs(self, graph: Graph, sample: Sample) -> Outputs:
         values = dict(zip(graph.output_names, graph.outputs, strict=True))

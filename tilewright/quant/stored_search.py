@@ -1,8 +1,9 @@
 """What a search for precisions has measured, in this user's cache, so that one that was interrupted goes on where it
 was, with the numbers that it had: it ends as it would have ended.
 
-An entry has one measurement.  Its key has the model, the samples, the target, the threads and the sources of this
-package, and which measurement it is; a bound and a metric are no part of it, as no measurement depends on them.
+An entry has one measurement.  Its key has the model, the samples, the target, the threads, the sources of this package,
+the versions of LLVM and NumPy, and which measurement it is; a bound and a metric are no part of it, as no measurement
+depends on them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tilewright.quant.calibration import Sample
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.llvm.cache import CacheEntry, searches, source_digest
+from tilewright.targets.llvm.cache import CacheEntry, compiler_digest, searches, source_digest
 from tilewright.targets.registry import backend_of
 
 logger = logging.getLogger("tilewright.search")
@@ -79,14 +80,20 @@ class StoredSearch:
 
 def _digest_of(graph: Graph, samples: Sequence[Sample], targets: Sequence[Target]) -> str:
     data, constants = to_data(graph)
-    described = [backend_of(target).key for target in targets], settings.threads, source_digest(".")
+    versions = source_digest("."), compiler_digest(), np.__version__
+    described = [backend_of(target).key for target in targets], settings.threads, versions
     digest = hashlib.sha256(f"{described}{json.dumps(data, sort_keys=True)}".encode())
     for arrays in (constants, *samples):
         for name in sorted(arrays):
             array = np.asarray(arrays[name])
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).data)
+            digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else _bytes_of(array))
     return digest.hexdigest()[:32]
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of an array, of whatever type: buffers have no name for those of ml_dtypes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _arrays_of(entry: CacheEntry) -> dict[str, np.ndarray]:
