@@ -88,5 +88,5 @@ def test_every_type(dtype: DType, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("kernel", "start"), [(loads, "value ="), (stores, "tl.store")])
 def test_explain_says_so(kernel: Any, start: str) -> None:
     found = of(notes(kernel, {"x": "*f32", "out": "*f32", "n": "i32"}, {"BLOCK": 1024}), start)
-    assert "vectors of consecutive elements, turned around in registers" in found
+    assert "vectors of consecutive elements, reversed in registers" in found
     assert "gather" not in found and "scatter" not in found

@@ -148,7 +148,8 @@ def test_heads_are_stored_by_their_product(name, driver, tmp_path, rng, monkeypa
     """Chunks and single tokens, in bfloat16: with biases, and in layers without positions.  Logits are those of a step
     in which another kernel turns and stores heads, but for what follows from the order in which products are added."""
     wide = {"hidden_size": 64, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    monkeypatch.setitem(CASES, name, {**CASES[name], **wide, "dtype": "bfloat16"})
+    monkeypatch.setitem(CASES, f"{name}, wide", {**CASES[name], **wide, "dtype": "bfloat16"})
+    name = f"{name}, wide"  # what is known of a case is stored by its name
     folder, limits = checkpoint_of(name, tmp_path), Limits(8, 24, 3, 64)
     one = GPUModel.open(folder, 12, limits, "bfloat16")
     chosen = [step.evidence["chosen"] for step in one.engine.plan.steps]

@@ -54,6 +54,8 @@ def load_kernel(file: Path, name: str) -> JITFunction:
     from tilewright.launch.heuristics import KernelWrapper
     from tilewright.launch.jit import JITFunction
 
+    if file.suffix != ".py":
+        raise wrong_usage(f"{file} is no Python file")
     shim.install()
     sys.path.insert(0, str(file.resolve().parent))
     try:
@@ -64,8 +66,8 @@ def load_kernel(file: Path, name: str) -> JITFunction:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(file):
             trace = trace.tb_next
-        text = "".join(traceback.format_exception(type(error), error, trace, chain=False)).rstrip()
-        raise CompilationError(f"{file} cannot be run:\n{text}") from None
+        lines = traceback.format_exception(type(error), error, trace, chain=False)[trace is not None :]  # no title
+        raise CompilationError(f"{file} cannot be run:\n{''.join(lines).rstrip()}") from None
     found: Any = getattr(module, name, None)
     kernel = found.kernel if isinstance(found, KernelWrapper) else found
     if not isinstance(kernel, JITFunction):
