@@ -64,6 +64,13 @@ def shifted(x, out, n, shift, R: tl.constexpr):
     tl.store(out + tl.arange(0, R), tl.load(x + rows % n), mask=rows < n)
 
 
+@tilewright.jit
+def divided(x, out, n, d, R: tl.constexpr):
+    """Numbers whose sign is that of an argument."""
+    rows = tl.program_id(0) // d * R + tl.arange(0, R)
+    tl.store(out + tl.program_id(0) * R + tl.arange(0, R), tl.load(x + rows % n), mask=rows < n)
+
+
 def _prepared(kernel, types, constants):
     function = run_passes(kernel.trace(types, constants), (simplify, carry_uniform_increments))
     found = unwrap_indices(function)
@@ -102,8 +109,8 @@ def test_hinted_rows_do_not_wrap():
 
 @pytest.mark.parametrize(
     ("kernel", "types"),
-    [(needed, _ARRAYS), (shifted, {**_ARRAYS, "shift": "i32"})],
-    ids=["needed", "shifted"],
+    [(needed, _ARRAYS), (shifted, {**_ARRAYS, "shift": "i32"}), (divided, {**_ARRAYS, "d": "i32"})],
+    ids=["needed", "shifted", "divided"],
 )  # fmt: skip
 def test_what_somebody_needs_wraps(kernel, types):
     before, after = _prepared(kernel, types, {"R": 16})

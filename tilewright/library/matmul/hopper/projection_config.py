@@ -8,7 +8,7 @@ from tilewright.errors import LaunchError
 from tilewright.library.hopper import ATOM, checked
 from tilewright.library.matmul.hopper.config import MatmulConfig
 
-GROUP_COLUMNS = 16  # 8 pairs, or 16 columns beside each other
+GROUP_COLUMNS = 16  # 8 pairs, or 16 adjacent columns
 SWIZZLED_STEPS = 64  # of the depth, 16 bits each, in a row of the swizzle
 MOST_ROWS = 64  # of a tile
 

@@ -3,7 +3,7 @@
 The loops are those of `matmul.hopper.kernel`, of CTAs with one tile each.  A tile's columns are groups of 16.  Where
 heads are turned, a group is 8 pairs: 8 columns of the first half of a head and 8 of the second, loaded by one copy from
 a tensor map that has both halves as an axis.  So both elements of a pair are sums of one thread, whichever columns a
-CTA has.  Elsewhere a group is 16 columns beside each other.
+CTA has.  Elsewhere a group is 16 adjacent columns.
 
 Angles and slots are in registers before the sums are: they come while weights do.
 """

@@ -7,7 +7,8 @@
 Products written so read rows that exist in place of those beyond the end, and drop what they give.  Rows that wrap
 around at a number known at run time are not regular: operands would be copied row by row, or gathered.
 
-Numbers that program ids are divided by count as positive: they are sizes.
+Program ids are divided by constants and by numbers of blocks (sizes divided by the size of a block, and what follows
+from them); those count as positive.  An argument of a kernel may have any sign: ids divided by one stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE, REARRANGING
-from tilewright.ir.rewrite import Rebuilder
+from tilewright.ir.rewrite import Rebuilder, constant_of
 from tilewright.targets.cpu.access import FIXED, Axes, PrefixKey, operand_axes, prefix_key
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
@@ -25,6 +26,7 @@ from tilewright.targets.cpu.distinct import plain
 from tilewright.targets.cpu.program import ProgramOrder
 
 _FOLLOWED = ELEMENTWISE | REARRANGING
+_COUNTED = REARRANGING | {"cast", "hint", "add", "subtract", "multiply", "minimum", "maximum", "remainder", "divide"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def unwrap_indices(function: Function) -> Function:
 
 
 def _is_position(value: SSAValue) -> bool:
-    """Whether integers are at least zero, given that program ids are divided by sizes."""
+    """Whether integers are at least zero, given that numbers of blocks are positive."""
     operation = value.definition
     if operation is None or value.type.is_pointer or not value.type.dtype.is_integer:
         return False
@@ -69,9 +71,25 @@ def _is_position(value: SSAValue) -> bool:
         return True
     if opcode in ("constant", "arange"):
         return int(operation.attributes["value" if opcode == "constant" else "start"]) >= 0  # type: ignore[arg-type]
-    if opcode in (*REARRANGING, "cast", "hint", "remainder", "divide"):
+    if opcode == "divide":
+        return _is_position(operands[0]) and _is_block_count(operands[1])
+    if opcode in (*REARRANGING, "cast", "hint", "remainder"):
         return _is_position(operands[0])
     return opcode in ("add", "multiply", "minimum") and all(map(_is_position, operands))
+
+
+def _is_block_count(value: SSAValue) -> bool:
+    """Whether a divisor is a number of blocks, or follows from such numbers, positive constants and program ids."""
+    operation = value.definition
+    if operation is None:
+        return False
+    opcode, operands = operation.opcode, operation.operands
+    divisor = constant_of(operands[1]) if opcode == "divide" else None
+    if opcode in ("program_id", "num_programs") or isinstance(divisor, int) and divisor > 1:
+        return True
+    if opcode == "constant":
+        return int(operation.attributes["value"]) > 0  # type: ignore[arg-type]
+    return opcode in _COUNTED and all(map(_is_block_count, operands))
 
 
 def _wrapped(load: Operation, remainders: Mapping[SSAValue, PrefixKey]) -> _Wrapped | None:
