@@ -134,7 +134,7 @@ def test_other_loops_are_left_alone(case):
 )
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_advancing_blocks(dtype, rows, columns, depth, rng):
-    # What lies next to the matrices would show in the sums.
+    # Values next to the matrices would change the sums if they were read.
     wide = np.full((rows, depth + 40), np.nan if dtype == "float32" else 99, dtype)
     tall = np.full((depth + 40, columns + 3), np.nan if dtype == "float32" else 99, dtype)
     wide[:, :depth] = rng.integers(-9, 9, (rows, depth))

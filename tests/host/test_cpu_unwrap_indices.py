@@ -122,7 +122,7 @@ def test_what_somebody_needs_wraps(kernel, types):
 )
 def test_products_of_wrapped_rows(rows, columns, depth):
     random = np.random.default_rng(rows)
-    # What lies next to the matrices is not finite: reading it would show.
+    # Values next to the matrices are NaN: reading one would spoil the result.
     whole = [np.full(shape, np.nan, np.float32) for shape in ((rows + 40, depth), (depth + 40, columns))]
     a, b = random.standard_normal((rows, depth)), random.standard_normal((depth, columns))
     whole[0][:rows], whole[1][:depth] = a, b

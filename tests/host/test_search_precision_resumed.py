@@ -80,7 +80,7 @@ def run(graph: Graph, samples: Any, max_drop: float = 8e-4) -> dict[str, Any]:
 def test_interrupted_anywhere(
     graph: Graph, samples: Any, measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Stopped after each measurement in turn, it measures nothing twice, and tells what it goes on with."""
+    """A search that is stopped after each measurement in turn measures nothing twice, and reports that it resumes."""
     put, left = ObjectCache.put, [10**6]
 
     def interrupted(self: ObjectCache, *given: Any) -> bool:
