@@ -158,6 +158,10 @@ class InputError(TilewrightError):
     """An engine was called with an input it cannot take: a wrong name, element type, device or kind."""
 
 
+class PromptTooLongError(InputError):
+    """A prompt has more tokens than a language model takes with a result."""
+
+
 class RunEndedError(TilewrightError):
     """A run ended early because another thread told it to; it has no results."""
 

@@ -91,7 +91,7 @@ def test_forms_and_calls(application):
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
         ({"input": "x", "instructions": 5}, "instructions"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": [{"type": "reasoning"}]}, "input"), ({"input": [{"role": 5, "content": "x"}]}, None),
+        ({"input": [{"type": "reasoning"}]}, "input"), ({"input": [{"role": 5, "content": "x"}]}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_tokens"),
     ],
     ids=str,

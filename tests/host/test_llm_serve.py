@@ -22,6 +22,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("llguidance")
 
 from tests.host.llm_support import served, text_checkpoint
+from tilewright import __version__
 from tilewright.cli.serve import listen
 from tilewright.errors import ImportModelError, InputError
 from tilewright.llm import SamplingParameters
@@ -221,6 +222,24 @@ def test_streams_are_the_same_in_pieces(llm, n):
             assert sum((piece["logprobs"][name] for piece in pieces), []) == choice["logprobs"][name]
 
 
+def test_a_stream_of_several_prompts(llm):
+    """Events of all prompts come as they are computed, each with the number of its choice, and one count at the end."""
+    application = Application(llm, "bytes")
+    body = {"prompt": ["Hello", "there", "a longer one"], "n": 2, "seed": 4, "max_tokens": 5, "logprobs": 1}
+    whole = ask(application, "POST", "/v1/completions", body | {"echo": True})[1]
+    body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "echo": True}
+    found = events(ask(application, "POST", "/v1/completions", body)[1])
+    for choice in whole["choices"]:
+        pieces = [event["choices"][0] for event in found[:-1] if event["choices"][0]["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert sum((piece["logprobs"]["tokens"] for piece in pieces), []) == choice["logprobs"]["tokens"]
+    assert found[-1]["usage"]["completion_tokens"] == 30 and all("usage" in event for event in found)
+    bad = body | {"prompt": ["Hello", [9999]]}
+    status, content = ask(application, "POST", "/v1/completions", bad)
+    assert (status, content["error"]["param"]) == (400, "prompt") if status != 200 else b"9999" in content
+    idle(llm)
+
+
 def test_chats(llm):
     application = Application(llm, "bytes")
     messages = [
@@ -267,7 +286,10 @@ def test_small_routes(llm):
     application = Application(llm, "bytes")
     assert ask(application, "GET", "/health") == (200, {"status": "ok"})
     assert ask(application, "GET", "/ready")[0] == 200
-    assert ask(application, "GET", "/v1/models")[1]["data"][0]["id"] == "bytes"
+    models = ask(application, "GET", "/v1/models")[1]["data"]
+    assert models[0]["id"] == "bytes" and ask(application, "GET", "/v1/models/bytes") == (200, models[0])
+    assert ask(application, "GET", "/v1/models/other")[1]["error"]["code"] == "model_not_found"
+    assert ask(application, "GET", "/version")[1] == {"version": __version__}
     ask(application, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})
     text = ask(application, "GET", "/metrics")[1].decode()
     assert "tilewright_num_requests_running 0" in text and 'tilewright_http_responses_total{status="200"}' in text
@@ -283,31 +305,41 @@ def test_small_routes(llm):
         (b"\xff", 400, None),
         (b"[" * 100_000, 400, None),
         ({}, 400, "prompt"),
-        ({"prompt": ""}, 400, None),
+        ({"prompt": ""}, 400, "prompt"),
         ({"prompt": []}, 400, "prompt"),
         ({"prompt": 5}, 400, "prompt"),
         ({"prompt": [1, "a"]}, 400, "prompt"),
         ({"prompt": ["x"] * 65}, 400, "prompt"),
-        ({"prompt": [9999]}, 400, None),
-        ({"prompt": "x" * 5000}, 400, None),
+        ({"prompt": [9999]}, 400, "prompt"),
+        ({"prompt": "x" * 5000}, 400, "prompt"),
         ({"prompt": "x\ud800"}, 400, "prompt"),
-        ({"prompt": "x", "n": 9}, 400, "n"),
+        ({"prompt": "x", "n": 129}, 400, "n"),
         ({"prompt": "x", "n": 16384}, 400, "n"),
         ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
-        ({"prompt": "x", "best_of": 9}, 400, "best_of"),
+        ({"prompt": "x", "best_of": 129}, 400, "best_of"),
         ({"prompt": "x", "n": 3, "best_of": 2}, 400, "best_of"),
         ({"prompt": "x", "best_of": 2, "stream": True}, 400, "best_of"),
         ({"prompt": "x", "echo": 1}, 400, "echo"),
-        ({"prompt": "x", "stop": ["a"] * 5}, 400, "stop"),
+        ({"prompt": "x", "stop": ["a"] * 17}, 400, "stop"),
+        ({"prompt": "x", "stop": "a" * 257}, 400, "stop"),
+        ({"prompt": "x", "stop_token_ids": [9999]}, 400, "stop_token_ids"),
         ({"prompt": "x", "stop": {"a": 1}}, 400, "stop"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
-        ({"prompt": "x", "logit_bias": {"9999": 1}}, 400, None),
+        ({"prompt": "x", "logit_bias": {"9999": 1}}, 400, "logit_bias"),
         ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),
         ({"prompt": "x", "stream": "yes"}, 400, "stream"),
-        ({"prompt": ["x", "y"], "stream": True}, 400, "stream"),
         ({"prompt": "x", "model": "other"}, 404, "model"),
         ({"prompt": "x", "prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
         ({"prompt": "x", "stream_options": []}, 400, "stream_options"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options"),
+        ({"prompt": "x", "top_k": -2}, 400, "top_k"),
+        ({"prompt": "x", "use_beam_search": True}, 400, "use_beam_search"),
+        ({"prompt": "x", "skip_special_tokens": False}, 400, "skip_special_tokens"),
+        ({"prompt": "x", "priority": 3}, 400, "priority"),
+        ({"prompt": "x", "cache_salt": ""}, 400, "cache_salt"),
+        ({"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+        ({"prompt": "x", "add_special_tokens": "no"}, 400, "add_special_tokens"),
         ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         ({"prompt": "x", "chat_template": "{{ 1 }}"}, 400, "chat_template"),
         ({"prompt": "x", "seed": 1.5}, 400, "seed"),
@@ -401,7 +433,7 @@ def test_the_document_has_the_routes_and_their_fields(llm):
     assert [path for path, one in content["paths"].items() if one.get("get", {}).get("security") == []] == [
         "/", "/health"]  # fmt: skip
     body = content["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body["properties"]["n"] == {"type": "integer", "minimum": 1, "maximum": 8} and "prompt" in body["required"]
+    assert body["properties"]["n"] == {"type": "integer", "minimum": 1, "maximum": 128} and "prompt" in body["required"]
 
 
 @pytest.mark.parametrize(

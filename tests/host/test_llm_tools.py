@@ -181,8 +181,11 @@ def test_a_call_may_follow_and_results_of_calls_are_in_the_prompt(application):
         ({"tools": [WEATHER], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
         ({"tools": [tool("a", b={"type": "nothing"})], "tool_choice": "required"}, "tools"),
         ({"tools": [WEATHER], "parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, None),
-        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, None),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
+            "messages",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -16,7 +16,7 @@ from numbers import Real
 
 import numpy as np
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, PromptTooLongError
 from tilewright.llm.model import Chunk, OverlappingRunner, Rows, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
 from tilewright.llm.sampling import Draw, Sampler, logprobs_of
@@ -206,9 +206,12 @@ class LLMEngine:
             raise InputError(f"a request {name!r} is being worked on")
         longest = self.scheduler.longest
         if len(tokens) >= longest:
-            raise InputError(f"the prompt has {len(tokens)} tokens; with a result at most {longest} fit")
-        if any(token >= self.vocabulary for token in (*parameters.logit_bias, *parameters.stop_tokens)):
-            raise InputError(f"logit_bias and stop_tokens take tokens from 0 to {self.vocabulary - 1}")
+            raise PromptTooLongError(
+                f"the prompt has {len(tokens)} tokens; with a result at most {longest} fit, the maximum context length"
+            )
+        for field_name, given in (("logit_bias", parameters.logit_bias), ("stop_tokens", parameters.stop_tokens)):
+            if any(token >= self.vocabulary for token in given):
+                raise InputError(f"{field_name} takes tokens from 0 to {self.vocabulary - 1}")
         if parameters.stop and self.decoder is None:
             raise InputError("stop texts need a tokenizer; use stop_tokens")
         matcher = self.matcher(parameters)
@@ -228,7 +231,7 @@ class LLMEngine:
             sampler = Sampler(parameters, seed, index, tokens)
             form = None if matcher is None else matcher.copy()
             drafting = None if self.speculator is None else Drafting(PromptLookup(tokens))
-            stops = StopTexts(parameters.stop)
+            stops = StopTexts(parameters.stop, parameters.include_stop_str_in_output)
             request.results.append(_Result(completion, scheduled, sampler, stream, stops, form, drafting))
         self._arrivals += 1
         self._requests[name] = request

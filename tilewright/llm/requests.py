@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from tilewright.errors import InputError
 from tilewright.llm.structure import StructuredOutput
 
-MOST_RESULTS = 8  # n of a request
+MOST_RESULTS = 128  # n of a request
 MOST_LOGPROBS = 20
-MOST_STOPS = 4  # strings, each of at most
-LONGEST_STOP = 64  # characters
+MOST_STOPS = 16  # strings, each of at most
+LONGEST_STOP = 256  # characters
 MOST_STOP_TOKENS = 1024
 MOST_BIASES = 1024
 
@@ -21,13 +21,14 @@ MOST_BIASES = 1024
 class SamplingParameters:
     """How tokens are chosen, and when a sequence ends.
 
-    `temperature` 0 takes the most probable token, the first of equals. `top_k` 0, `top_p` 1 and `min_p` 0 keep all
-    tokens. `repetition_penalty` divides positive and multiplies negative logits of tokens of the prompt and the
+    `temperature` 0 takes the most probable token, the first of equals. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 keep
+    all tokens. `repetition_penalty` divides positive and multiplies negative logits of tokens of the prompt and the
     output; `presence_penalty` and `frequency_penalty` are subtracted for tokens of the output. With a `seed` the same
     tokens come again, whatever else runs. `logprobs` wants the logarithms of the probabilities of so many tokens
     beside the chosen one, before temperature and filters; `prompt_logprobs` wants the same of the prompt, which is then
-    computed whole, whatever is shared. `stop` are texts, which are not part of the result,
-    `stop_tokens` tokens, which are. With `structured_output` the text has a form, unless another bound ends it early.
+    computed whole, whatever is shared. `stop` are texts, which are part of the result only with
+    `include_stop_str_in_output`, `stop_tokens` tokens, which always are. With `structured_output` the text has a form,
+    unless another bound ends it early.
     """
 
     temperature: float = 1.0
@@ -42,6 +43,7 @@ class SamplingParameters:
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
@@ -63,8 +65,11 @@ class SamplingParameters:
                 continue
             if type(value) is not int or not least <= value <= most:
                 raise InputError(f"{name} is {str(value)[:50]!r}, expected a whole number from {least} to {most}")
-        if not isinstance(self.ignore_eos, bool):
-            raise InputError("ignore_eos is true or false")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} is true or false")
+        if self.top_k == -1:  # as other servers say it
+            object.__setattr__(self, "top_k", 0)
         if self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         self._check_lists()
@@ -76,7 +81,7 @@ class SamplingParameters:
         if not _is_list(stops) or len(stops) > MOST_STOPS or not all(isinstance(one, str) for one in stops):
             raise InputError(f"stop takes a list of at most {MOST_STOPS} texts")
         if any(not 0 < len(one) <= LONGEST_STOP for one in stops):
-            raise InputError(f"a stop text has 1 to {LONGEST_STOP} characters")
+            raise InputError(f"stop takes texts of 1 to {LONGEST_STOP} characters")
         if not _is_list(tokens) or any(type(token) is not int or token < 0 for token in tokens):
             raise InputError("stop_tokens takes a list of token numbers")
         if len(tokens) > MOST_STOP_TOKENS:
@@ -109,7 +114,7 @@ REALS = (  # parameters, with their ranges
     ("repetition_penalty", 0.01, 100.0),
 )
 WHOLE_NUMBERS = (
-    ("top_k", 0, 2**31 - 1),
+    ("top_k", -1, 2**31 - 1),
     ("seed", 0, 2**63 - 1),
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),

@@ -96,7 +96,9 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended, however it did."""
         self.running = [item for item in self.running if item is not sequence]
-        self.waiting = [item for item in self.waiting if item is not sequence]
+        at = bisect.bisect_left(self.waiting, sequence.order, key=lambda item: item.order)
+        if self.waiting[at : at + 1] == [sequence]:
+            del self.waiting[at]
         self._give_back(sequence)
 
     def schedule(self) -> list[ScheduledTokens]:

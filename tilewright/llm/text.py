@@ -73,19 +73,21 @@ class TextOffsets:
 
 
 class StopTexts:
-    """Finds the first of several texts in one that grows, and holds back what may be the beginning of one."""
+    """Finds the first of several texts in one that grows, and holds back what may be the beginning of one; with `keeps`
+    the text ends after it."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = list(stops)
+    def __init__(self, stops: Sequence[str], keeps: bool = False) -> None:
+        self._stops, self._keeps = list(stops), keeps
         self.text = ""  # without what is held back
         self._pending = ""
 
     def push(self, piece: str) -> bool:
-        """Take a piece; True when a stop text is complete: `text` then ends before it."""
+        """Take a piece; True when a stop text is complete, where `text` then ends."""
         window = self._pending + piece
-        places = [place for stop in self._stops if (place := window.find(stop)) >= 0]
+        places = [(place, len(stop)) for stop in self._stops if (place := window.find(stop)) >= 0]
         if places:
-            self.text += window[: min(places)]
+            place, length = min(places)
+            self.text += window[: place + length] if self._keeps else window[:place]
             self._pending = ""
             return True
         withheld = max((self._beginning(window, stop) for stop in self._stops), default=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,27 @@ from tilewright.llm.tools import Format, Tools, format_of, with_objects
 _LARGEST_JSON = 64 << 20
 _LONGEST_TEMPLATE = 256 << 10  # characters
 _LONGEST_PROMPT = 16 << 20  # characters that a template may give
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range",
+                  "dict", "lipsum", "cycler", "joiner", "namespace", *_SPECIAL)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TemplateOptions:
+    """How a chat becomes a prompt.
+
+    With `reply` an answer follows, with `continues` the rest of the last message. `variables` are for the template,
+    which has others of its own: `InputError` for one of their names.
+    """
+
+    reply: bool = True
+    continues: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.variables:
+            if not name.isidentifier() or name in _OWN_VARIABLES:
+                raise InputError(f"{name[:50]!r} is no variable of a chat template that a request may set")
 
 
 class Tokenizer:
@@ -89,19 +111,25 @@ class Tokenizer:
         """The text of tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def names(self, tokens: Sequence[int]) -> list[str | None]:
+        """The tokens as the vocabulary has them, None for numbers without a token."""
+        return [self._tokenizer.id_to_token(token) for token in tokens]
+
     def token(self, text: str) -> int | None:
         """The number of a token by its text."""
         found = self._tokenizer.token_to_id(text)
         return None if found is None else int(found)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], reply: bool = True, tools: Tools | None = None) -> list[int]:
-        """The tokens of a chat by the checkpoint's template; with `reply` an answer follows, which may call `tools`.
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, options: TemplateOptions | None = None
+    ) -> list[int]:
+        """The tokens of a chat by the checkpoint's template; the answer may call `tools`.
 
         A message is ``{"role": "user", "content": "…"}``, as OpenAI's chats have them.  Raises `InputError` for
         messages that the template refuses, and `ImportModelError` where the checkpoint has no template or it does not
         work.
         """
-        return self.encode(self.render(messages, reply, tools), special=False)
+        return self.encode(self.render(messages, tools, options), special=False)
 
     def check_chats(self) -> None:
         """Raises `ImportModelError` where the checkpoint has no chat template, or one that cannot be read."""
@@ -112,8 +140,11 @@ class Tokenizer:
         """How the checkpoint's chat template writes calls of tools."""
         return format_of(self._source())
 
-    def render(self, messages: Sequence[Mapping[str, Any]], reply: bool = True, tools: Tools | None = None) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, options: TemplateOptions | None = None
+    ) -> str:
         """The prompt of a chat as text."""
+        options = options or TemplateOptions()
         checked = [_message(message) for message in with_objects(messages)]
         if not checked:
             raise InputError("a chat has at least one message")
@@ -124,8 +155,9 @@ class Tokenizer:
         try:
             offered = None if tools is None else tools.offered
             for part in template.generate(
-                messages=checked, tools=offered, add_generation_prompt=reply, **self._special_tokens()
-            ):
+                {**options.variables, **self._special_tokens()}, messages=checked, tools=offered,
+                add_generation_prompt=options.reply,
+            ):  # fmt: skip
                 parts.append(part)
                 length += len(part)
                 if length > _LONGEST_PROMPT:
@@ -136,9 +168,10 @@ class Tokenizer:
             raise ImportModelError(
                 f"{self.folder}: the chat template failed ({type(error).__name__}: {str(error)[:200]})"
             ) from error
-        if tools is not None and tools.is_forced and reply:
+        if tools is not None and tools.is_forced and options.reply:
             parts.append(self.call_format.opening)
-        return "".join(parts)
+        text = "".join(parts)
+        return _without_end(text, checked[-1]["content"]) if options.continues else text
 
     def _compiled(self) -> Any:
         if self._template is None:
@@ -176,7 +209,7 @@ class Tokenizer:
 
     def _special_tokens(self) -> dict[str, str]:
         found = {}
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        for name in _SPECIAL:
             value = self.settings.get(name)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
@@ -234,6 +267,17 @@ def _message(message: Any) -> dict[str, Any]:
     if not isinstance(content, str):
         raise InputError("a message's content is a text")
     return {**message, "content": content}
+
+
+def _without_end(prompt: str, content: str) -> str:
+    """A prompt up to the end of its last message's content, which may have lost spaces at its ends."""
+    for text in (content, content.rstrip(), content.strip()):
+        at = prompt.rfind(text) if text else -1
+        if at >= 0:
+            return prompt[: at + len(text)]
+    raise InputError(
+        "continue_final_message: the chat template does not show the last message as it is, or it is empty"
+    )
 
 
 def _refuse(message: str) -> NoReturn:

@@ -5,11 +5,13 @@
     GET  /ready                whether requests are taken now
     GET  /metrics              Prometheus
     GET  /openapi.json         the routes and the fields of their bodies, as OpenAPI
-    GET  /v1/models
+    GET  /version
+    GET  /v1/models            and /v1/models/NAME
     POST /v1/completions
     POST /v1/chat/completions
     POST /v1/responses         without state: nothing is stored
     POST /v1/embeddings        where there is an encoder
+    POST /tokenize             and /detokenize
 
 What is over a bound is answered with an error and costs nothing more.  A client that goes away ends its request within
 a step.  Error bodies hold no paths, addresses or tracebacks.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import threading
@@ -34,10 +37,11 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tilewright import __version__
 from tilewright.errors import ImportModelError, InputError, TilewrightError
 from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
 from tilewright.llm.encoder import TextEncoder
@@ -51,12 +55,16 @@ from tilewright.llm.serve.protocol import Refused, Wanted
 from tilewright.llm.serve.responses import ResponsesForm
 from tilewright.llm.serve.results import About, ChatForm, TextForm
 from tilewright.llm.serve.tracing import Tracing
+from tilewright.llm.tokenizer import TemplateOptions
+from tilewright.llm.tools import Tools
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _log = logging.getLogger("tilewright")
 _RETRY = [(b"retry-after", b"1")]
+_T = TypeVar("_T")
+_MODEL = "/v1/models/"  # and a name
 _JSON = b"application/json"
 _PART = 64 << 10  # bytes of an answer that are sent at once
 _AT_ONCE = 512  # items of a list that `json.dumps` writes at once, each of fewer values than
@@ -95,10 +103,12 @@ class Application:
         self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
             ("GET", "/"): self._page,
             ("GET", "/health"): self._health, ("GET", "/ready"): self._ready, ("GET", "/metrics"): self._metrics,
-            ("GET", "/openapi.json"): self._openapi, ("GET", "/v1/models"): self._models,
+            ("GET", "/openapi.json"): self._openapi, ("GET", "/version"): self._version,
+            ("GET", "/v1/models"): self._models,
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat, ("POST", "/v1/responses"): self._responses,
             ("POST", "/v1/embeddings"): self._embeddings,
+            ("POST", "/tokenize"): self._tokenize, ("POST", "/detokenize"): self._detokenize,
         }  # fmt: skip
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -144,6 +154,8 @@ class Application:
         path, method = scope["path"], "GET" if scope["method"] == "HEAD" else scope["method"]
         if (method, path) in self._routes:
             return self._routes[method, path]
+        if method == "GET" and path.startswith(_MODEL):
+            return functools.partial(self._model, path[len(_MODEL) :])
         known = [name for name, other in self._routes if other == path]
         if path not in OPEN:
             self._tenant(scope)  # without a key nobody learns which routes there are
@@ -182,7 +194,19 @@ class Application:
     async def _openapi(self, tenant: str, receive: Receive, send: Send) -> None:
         await _send_json(send, 200, schema.document(list(self._routes), bool(self._keys), OPEN))
 
+    async def _version(self, tenant: str, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, {"version": __version__})
+
     async def _models(self, tenant: str, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, {"object": "list", "data": self._all_models()})
+
+    async def _model(self, name: str, tenant: str, receive: Receive, send: Send) -> None:
+        found = next((one for one in self._all_models() if one["id"] == name), None)
+        if found is None:
+            raise self._unknown_model([one["id"] for one in self._all_models()])
+        await _send_json(send, 200, found)
+
+    def _all_models(self) -> list[dict[str, Any]]:
         engine = self.llm.llm.engine
         model = {"object": "model", "created": self._started, "owned_by": "tilewright",
                  "max_model_len": engine.scheduler.longest}  # fmt: skip
@@ -191,7 +215,7 @@ class Application:
         models = [{**one, "task": "generate"} for one in models]
         if self.encoder is not None:
             models.append({"id": self.encoder.name, **model, "max_model_len": self.encoder.longest, "task": "embed"})
-        await _send_json(send, 200, {"object": "list", "data": models})
+        return models
 
     async def _embeddings(self, tenant: str, receive: Receive, send: Send) -> None:
         encoder = self.encoder
@@ -243,7 +267,7 @@ class Application:
             fields = await self._fields(receive)
             wanted = self._adapted(fields, protocol.read_completion(fields))
             place.take(len(wanted.prompts))
-            prompts = [await self._tokens(prompt) for prompt in wanted.prompts]
+            prompts = [await self._tokens(prompt, wanted.special) for prompt in wanted.prompts]
             form = TextForm(self._about(wanted), wanted)
             await self._answer(form, wanted, prompts, place, tenant, receive, send)
 
@@ -266,13 +290,43 @@ class Application:
         try:
             if wanted.tools is not None:
                 wanted = protocol.forced(wanted, tokenizer.call_format)
-            tokens = await asyncio.to_thread(tokenizer.chat, wanted.messages or [], True, wanted.tools)
+            tokens = await self._chat_tokens(wanted.messages, wanted.tools, wanted.template, kind.prompt_field)
         except ImportModelError as error:
             _log.warning("a chat has no prompt: %s", error)
             why = "the model has no chat template, or it fails for these messages and tools"
-            raise Refused(400, why, "messages") from error
+            raise Refused(400, why, kind.prompt_field) from error
         form = kind(self._about(wanted), wanted, given)
         await self._answer(form, wanted, [tokens], place, tenant, receive, send)
+
+    async def _chat_tokens(self, messages: Any, tools: Tools | None, options: TemplateOptions, field: str) -> list[int]:
+        """The prompt of a chat; raises `Refused` for messages that are none."""
+        try:
+            return await asyncio.to_thread(self.llm.llm.text_tokenizer.chat, messages or [], tools, options)
+        except InputError as error:
+            raise Refused(400, str(error), field) from error
+
+    async def _tokenize(self, tenant: str, receive: Receive, send: Send) -> None:
+        """The tokens of a text, or of a chat as /v1/chat/completions makes them."""
+        with self._admitted():
+            fields, tokenizer = await self._fields(receive), self.llm.llm.text_tokenizer
+            special, strings, options, tools = protocol.read_tokenize(fields)
+            if "messages" in fields:
+                tokens = await self._chat_tokens(fields["messages"], tools, options, "messages")
+            elif isinstance(fields["prompt"], str):
+                tokens = await self._tokens(fields["prompt"], special)
+            else:
+                raise Refused(400, "prompt is a text", "prompt")
+            names = await asyncio.to_thread(tokenizer.names, tokens) if strings else None
+            longest = self.llm.llm.engine.scheduler.longest
+            content = {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": names}
+            await _send_whole(send, 200, await asyncio.to_thread(_json, content), _JSON)
+
+    async def _detokenize(self, tenant: str, receive: Receive, send: Send) -> None:
+        with self._admitted():
+            fields, llm = await self._fields(receive), self.llm.llm
+            tokens = protocol.read_detokenize(fields, llm.description.vocabulary)
+            text = await asyncio.to_thread(llm.text_tokenizer.decode, tokens)
+            await _send_whole(send, 200, await asyncio.to_thread(_json, {"prompt": text}), _JSON)
 
     def _about(self, wanted: Wanted) -> About:
         return About(wanted.adapter or self.name, self.llm.llm.tokenizer)
@@ -282,18 +336,24 @@ class Application:
         send: Send,
     ) -> None:  # fmt: skip
         """Answer until all is sent or the client has gone."""
+        if wanted.last_tokens is not None:
+            last = wanted.last_tokens if wanted.last_tokens > 0 else self.llm.llm.engine.scheduler.longest - 1
+            prompts = [prompt[-last:] for prompt in prompts]
         place.take(len(prompts), wanted.load(sum(map(len, prompts))))
         try:
             await asyncio.to_thread(self.llm.llm.engine.matcher, wanted.parameters)
         except InputError as error:
             raise Refused(400, f"{wanted.form_field}: {error}", wanted.form_field) from error
+        salt = f"{tenant}\0{wanted.salt}" if wanted.salt else tenant
         streams = [
-            self.llm.stream(prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds, adapter=wanted.adapter)
+            self.llm.stream(prompt, wanted.parameters, salt=salt, seconds=self.bounds.seconds, adapter=wanted.adapter)
             for prompt in prompts
         ]
         try:
             most = self.bounds.seconds + self.bounds.send_seconds  # a client that does not read holds no place
             await _until(self._send_answer(form, wanted, streams, send), receive, most)
+        except InputError as error:
+            raise protocol.refusal(error, form.prompt_field) from error
         finally:
             for stream in streams:
                 await stream.aclose()
@@ -304,7 +364,9 @@ class Application:
         began = time.monotonic()
         self._tracing.note_request(wanted)
         if wanted.stream:
-            await self._send_events(form, wanted, self._timed(streams[0], began), send)
+            timed = [self._timed(stream, began) for stream in streams]
+            async with contextlib.aclosing(_merged(timed)) as merged:
+                await self._send_events(form, wanted, merged, send)
             return
         tasks = [asyncio.ensure_future(_last(self._timed(stream, began))) for stream in streams]
         try:
@@ -331,27 +393,32 @@ class Application:
     def _time_over(self) -> str:
         return f"the time of a request, {self.bounds.seconds:g} s, is over"
 
-    async def _send_events(self, form: TextForm, wanted: Wanted, outputs: AsyncIterator[Output], send: Send) -> None:
+    async def _send_events(
+        self, form: TextForm, wanted: Wanted, outputs: AsyncIterator[tuple[int, Output]], send: Send
+    ) -> None:
         first = await anext(outputs)  # what is refused is refused before an answer begins
-        self._check_scored(wanted, [first])
+        self._check_scored(wanted, [first[1]])
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        last = first
+        last: dict[int, Output] = {}
         for event in form.opening():
             await _send_event(send, event)
         is_large = wanted.parameters.prompt_logprobs is not None
-        async for output in _chain(first, outputs):
-            last = output
-            for event in await asyncio.to_thread(form.events, output) if is_large else form.events(output):
+        async for number, output in _chain(first, outputs):
+            last[number] = output
+            found = form.events
+            for event in await asyncio.to_thread(found, output, number) if is_large else found(output, number):
                 await _send_event(send, event, is_large)
-        if last.error is not None:
-            self._tracing.failed("400" if last.is_refused else "500")
-        self._tracing.answered(form.id, [last])
-        for event in form.closing(last):
+        ended = [last[number] for number in sorted(last)]
+        failed = next((output for output in ended if output.error is not None), None)
+        if failed is not None:
+            self._tracing.failed("400" if failed.is_refused else "500")
+        self._tracing.answered(form.id, ended)
+        for event in form.closing(ended):
             await _send_event(send, event)
         await send({"type": "http.response.body", "body": form.end, "more_body": False})
 
-    async def _timed(self, outputs: AsyncIterator[Output], began: float) -> AsyncIterator[Output]:
+    async def _timed(self, outputs: AsyncIterator[Output], began: float) -> AsyncGenerator[Output, None]:
         is_first = True
         async for output in outputs:
             if is_first:
@@ -378,11 +445,11 @@ class Application:
         model = fields.get("model", self.name)
         return wanted if model == self.name else replace(wanted, adapter=model)
 
-    async def _tokens(self, prompt: str | list[int]) -> list[int]:
+    async def _tokens(self, prompt: str | list[int], special: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
         try:
-            return await asyncio.to_thread(self.llm.llm.tokens, prompt)
+            return await asyncio.to_thread(self.llm.llm.text_tokenizer.encode, prompt, special)
         except InputError as error:
             raise Refused(400, str(error), "prompt") from error
 
@@ -396,8 +463,12 @@ class Application:
         fields = protocol.parse(body) if len(body) < _PART else await asyncio.to_thread(protocol.parse, body)
         models = models or [self.name, *self.llm.llm.engine.adapters]
         if fields.get("model", models[0]) not in models:
-            raise Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
+            raise self._unknown_model(models)
         return fields
+
+    @staticmethod
+    def _unknown_model(models: Sequence[str]) -> Refused:
+        return Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
 
 
 class _Place:
@@ -497,10 +568,29 @@ async def _last(outputs: AsyncIterator[Output]) -> Output:
     return last
 
 
-async def _chain(first: Output, outputs: AsyncIterator[Output]) -> AsyncIterator[Output]:
+async def _chain(first: _T, items: AsyncIterator[_T]) -> AsyncIterator[_T]:
     yield first
-    async for output in outputs:
-        yield output
+    async for item in items:
+        yield item
+
+
+async def _merged(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[tuple[int, _T], None]:
+    """The items of several streams as they come, each with the number of its stream."""
+    waiting = {asyncio.ensure_future(anext(stream)): number for number, stream in enumerate(streams)}
+    try:
+        while waiting:
+            for task in (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]:
+                number = waiting.pop(task)
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield number, item
+                waiting[asyncio.ensure_future(anext(streams[number]))] = number
+    finally:
+        await _end(*waiting)
+        for stream in streams:
+            await stream.aclose()
 
 
 async def _send_event(send: Send, content: dict[str, Any], is_large: bool = False) -> None:

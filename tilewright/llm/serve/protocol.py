@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilewright.engine.bounded_json import read_json
-from tilewright.errors import InputError
+from tilewright.errors import InputError, PromptTooLongError
 from tilewright.llm.requests import MOST_LOGPROBS, MOST_RESULTS, Completion, Output, SamplingParameters, TokenLogprobs
 from tilewright.llm.serve import schema
 from tilewright.llm.structure import StructuredOutput
 from tilewright.llm.text import TextOffsets
+from tilewright.llm.tokenizer import TemplateOptions
 from tilewright.llm.tools import Format, Tools, read_tools
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
-    "min_tokens", "ignore_eos",
+    "min_tokens", "ignore_eos", "include_stop_str_in_output",
 )  # fmt: skip
 _FORMS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
@@ -58,14 +59,20 @@ class Wanted:
     best: int | None = None  # of its results so many are given, those of the largest mean logprob
     has_logprobs: bool = False  # whether they are wanted in the answer
     parallel: bool = True  # whether several tools may be called at once
+    salt: str = ""  # prefixes are shared with the same one only
+    last_tokens: int | None = None  # of the prompt, those before are left out; -1: as many as fit
+    special: bool = True  # whether a prompt begins with the tokens that the model wants around a text
+    numbers_tokens: bool = False  # whether logprobs name tokens by their numbers
+    usage_always: bool = False  # whether each event of a stream says how many tokens there were
+    template: TemplateOptions = TemplateOptions()
     echo: bool = False  # results begin with the prompt, and hold
     is_empty: bool = False  # nothing else
 
     def load(self, tokens: int) -> int:
-        """What prompts of so many tokens take of the server's bound of tokens: with their logprobs, as many as the
-        answer has entries for them."""
+        """What prompts of so many tokens take of the server's bound of tokens: once for each result, and with their
+        logprobs as many as the answer has entries for them."""
         count = self.parameters.prompt_logprobs
-        return tokens if count is None else tokens * (count + 1) * (self.best or self.parameters.n)
+        return tokens * self.parameters.n * (1 if count is None else count + 1)
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -85,6 +92,7 @@ def read_completion(fields: Mapping[str, Any]) -> Wanted:
     logprobs, most, echo = fields.get("logprobs"), fields.get("max_tokens", 16), _flag(fields, "echo")
     is_empty = echo and type(most) is int and most == 0  # a token is computed, and not shown
     wanted = _wanted(fields, _prompts(fields.get("prompt")), None, logprobs, 1 if is_empty else most)
+    wanted = dataclasses.replace(wanted, special=_flag(fields, "add_special_tokens", True))
     if echo:
         parameters = dataclasses.replace(wanted.parameters, prompt_logprobs=logprobs)
         wanted = dataclasses.replace(wanted, parameters=parameters, echo=True, is_empty=is_empty)
@@ -128,7 +136,63 @@ def read_chat(fields: Mapping[str, Any], longest: int) -> Wanted:
     if tools is not None and tools.is_forced and wanted.form_field is not None:
         raise Refused(400, f"tool_choice and {wanted.form_field} both say what the text must be", "tool_choice")
     _flag(fields, "parallel_tool_calls")
-    return dataclasses.replace(wanted, tools=tools, parallel=parallel is not False)
+    return dataclasses.replace(
+        wanted, tools=tools, parallel=parallel is not False, template=read_template(fields)
+    )  # fmt: skip
+
+
+def read_template(fields: Mapping[str, Any]) -> TemplateOptions:
+    """How a chat becomes a prompt, by the fields that other servers have for it; raises `Refused`."""
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict) or len(variables) > schema.MOST_VARIABLES:
+        raise Refused(400, f"chat_template_kwargs is an object of at most {schema.MOST_VARIABLES} values",
+                      "chat_template_kwargs")  # fmt: skip
+    if "reasoning_effort" in fields:
+        variables = {"reasoning_effort": fields["reasoning_effort"], **variables}
+    for name, value in variables.items():
+        if isinstance(value, str) and len(value) > schema.LONGEST_VARIABLE:
+            raise Refused(400, f"a value of chat_template_kwargs has at most {schema.LONGEST_VARIABLE} characters",
+                          "chat_template_kwargs")  # fmt: skip
+        if not isinstance(value, (str, bool, int)) or abs(value if type(value) is int else 0) > schema.LARGEST_VARIABLE:
+            raise Refused(400, f"{name[:50]!r} of a chat template is a text, a whole number, true or false",
+                          "chat_template_kwargs")  # fmt: skip
+    continues = _flag(fields, "continue_final_message")
+    reply = _flag(fields, "add_generation_prompt", not continues)
+    if continues and reply:
+        raise Refused(400, "continue_final_message goes with add_generation_prompt false", "continue_final_message")
+    try:
+        return TemplateOptions(reply, continues, variables)
+    except InputError as error:
+        raise Refused(400, str(error), "chat_template_kwargs") from error
+
+
+def read_tokenize(fields: Mapping[str, Any]) -> tuple[bool, bool, TemplateOptions, Tools | None]:
+    """Of a body of /tokenize: whether a text gets special tokens, whether tokens are wanted as texts as well, and how a
+    chat becomes a prompt; raises `Refused`."""
+    _check_known(fields, schema.TOKENIZE)
+    if ("prompt" in fields) == ("messages" in fields):
+        raise Refused(400, "give prompt, a text, or messages", "prompt")
+    special, strings = _flag(fields, "add_special_tokens", True), _flag(fields, "return_token_strs")
+    return special, strings, read_template(fields), _tools(fields)
+
+
+def read_detokenize(fields: Mapping[str, Any], vocabulary: int) -> list[int]:
+    """The tokens of a body of /detokenize; raises `Refused`."""
+    _check_known(fields, schema.DETOKENIZE)
+    tokens = fields.get("tokens")
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+        raise Refused(400, f"tokens is a list of whole numbers from 0 to {vocabulary - 1}", "tokens")
+    return tokens
+
+
+def refusal(error: InputError, prompt_field: str) -> Refused:
+    """The answer to a request that the engine refuses: the field is the one that the message begins with, or that of
+    the prompt."""
+    first = str(error).split(" ", 1)[0]
+    field = {"stop_tokens": "stop_token_ids"}.get(first, first)
+    known = field in schema.COMPLETION or field in schema.CHAT
+    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+    return Refused(400, str(error), field if known else prompt_field, code)
 
 
 def forced(wanted: Wanted, form: Format) -> Wanted:
@@ -266,13 +330,8 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
 def _wanted(
     fields: Mapping[str, Any], prompts: list[str | list[int]], messages: list[Any] | None, logprobs: Any, most: Any
 ) -> Wanted:
-    if _flag(fields, "store"):
-        raise Refused(400, "nothing is stored: store is false", "store")
-    stream, options = _flag(fields, "stream"), fields.get("stream_options")
-    if options is not None and (not isinstance(options, dict) or set(options) - {"include_usage"}):
-        raise Refused(400, "stream_options takes include_usage", "stream_options")
-    if stream and len(prompts) > 1:
-        raise Refused(400, "a stream is of one prompt", "stream")
+    stream = _flag(fields, "stream")
+    options = _stream_options(fields, stream)
     given = {name: fields[name] for name in _SAMPLING if fields.get(name) is not None}
     seed = fields.get("seed")
     if type(seed) is int:
@@ -293,8 +352,34 @@ def _wanted(
     try:
         parameters = SamplingParameters(**given, max_tokens=most, logprobs=logprobs, structured_output=structured)
     except InputError as error:
-        raise Refused(400, str(error), str(error).split(" ", 1)[0]) from error
-    return Wanted(prompts, messages, parameters, stream, bool(options and options.get("include_usage")), form_field)
+        raise refusal(error, "prompt" if messages is None else "messages") from error
+    salt, last = fields.get("cache_salt", ""), fields.get("truncate_prompt_tokens")
+    if not isinstance(salt, str) or len(salt) > schema.LONGEST_SALT or ("cache_salt" in fields and not salt):
+        raise Refused(400, f"cache_salt is a text of 1 to {schema.LONGEST_SALT} characters", "cache_salt")
+    if last is not None and (type(last) is not int or last < -1 or last == 0):
+        raise Refused(400, "truncate_prompt_tokens is a number of tokens from 1, or -1", "truncate_prompt_tokens")
+    usage_at_end = _flag(options, "include_usage")
+    return Wanted(
+        prompts, messages, parameters, stream, usage_at_end, form_field, salt=salt, last_tokens=last,
+        numbers_tokens=_flag(fields, "return_tokens_as_token_ids"),
+        usage_always=usage_at_end and _flag(options, "continuous_usage_stats"),
+    )  # fmt: skip
+
+
+def _stream_options(fields: Mapping[str, Any], stream: bool) -> dict[str, Any]:
+    options = fields.get("stream_options")
+    if options is None:
+        return {}
+    known = schema.COMPLETION["stream_options"]["properties"]
+    if not isinstance(options, dict) or any(name not in known for name in options):
+        raise Refused(400, f"stream_options takes {', '.join(known)}", "stream_options")
+    if not stream:
+        raise Refused(400, "stream_options goes with stream true", "stream_options")
+    for name, value in options.items():
+        why = schema.unsupported(name, value, known)
+        if why is not None and value is not None:
+            raise Refused(400, why, "stream_options")
+    return options
 
 
 def _structured(fields: Mapping[str, Any]) -> tuple[StructuredOutput | None, str | None]:
@@ -353,17 +438,18 @@ def _biases(given: Any) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
+def _flag(fields: Mapping[str, Any], name: str, default: bool = False) -> bool:
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
         raise Refused(400, f"{name} is true or false", name)
-    return bool(value)
+    return default if value is None else value
 
 
-def _check_known(fields: Mapping[str, Any], known: Container[str]) -> None:
+def _check_known(fields: Mapping[str, Any], known: Mapping[str, schema.Schema]) -> None:
     for name, value in fields.items():
-        if name not in known and value is not None:
-            raise Refused(400, f"{name[:100]!r} is not supported", name[:100])
+        why = None if value is None else schema.unsupported(name, value, known)
+        if why is not None:
+            raise Refused(400, why, name[:100])
 
 
 def _top(found: TokenLogprobs, tokens: Any) -> dict[str, float]:

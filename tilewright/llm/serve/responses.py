@@ -12,17 +12,20 @@ from tilewright.llm.serve.protocol import Refused
 from tilewright.llm.serve.results import ChatForm
 
 _SAME = ("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stream",
-         "parallel_tool_calls", "metadata", "user", "repetition_penalty")  # fmt: skip
+         "parallel_tool_calls", "metadata", "user", "repetition_penalty", "truncate_prompt_tokens",
+         "cache_salt")  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text")
 
 
 def as_chat(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a chat completion that asks for the same; raises `Refused` that names the field."""
     for name, value in given.items():
-        if name not in schema.RESPONSES and value is not None:
-            raise Refused(400, f"{name[:100]!r} is not supported", name[:100])
-    if given.get("store"):
-        raise Refused(400, "nothing is stored: store is false", "store")
+        why = None if value is None else schema.unsupported(name, value, schema.RESPONSES)
+        if why is not None:
+            raise Refused(400, why, name[:100])
+    reasoning, options = _object(given, "reasoning", ("effort",)), _object(given, "stream_options")
+    if options.get("include_obfuscation"):
+        raise Refused(400, "include_obfuscation can only be false", "stream_options")
     messages = _messages(given.get("input"))
     instructions = given.get("instructions")
     if instructions is not None:
@@ -40,7 +43,17 @@ def as_chat(given: Mapping[str, Any]) -> dict[str, Any]:
         fields["tool_choice"] = (
             {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
         )
+    if reasoning.get("effort") is not None:
+        fields["reasoning_effort"] = reasoning["effort"]
     return {**fields, "messages": messages, "max_completion_tokens": given.get("max_output_tokens")}
+
+
+def _object(given: Mapping[str, Any], name: str, known: Sequence[str] = ("include_obfuscation",)) -> Mapping[str, Any]:
+    """A field that is an object with nothing but fields that are known."""
+    found = given.get(name, {})
+    if not isinstance(found, dict) or any(key not in known for key in found):
+        raise Refused(400, f"{name} takes {', '.join(known)}", name)
+    return found
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
@@ -99,6 +112,7 @@ class ResponsesForm(ChatForm):
     """How /v1/responses writes a result: one message, and a call for each tool that is called."""
 
     prefix = "resp_"
+    prompt_field = "input"
     end = b""
 
     def __init__(self, *arguments: Any) -> None:
@@ -124,7 +138,7 @@ class ResponsesForm(ChatForm):
         self._calls[number] = ""
         return self._event("output_item.added", output_index=self._place(number), item=self._call(number))
 
-    def events(self, output: Output) -> list[dict[str, Any]]:
+    def events(self, output: Output, number: int = 0) -> list[dict[str, Any]]:
         one = output.completions[0]
         piece, self._sent = one.text[self._sent :], len(one.text)
         reader, is_end = self.reader(0), one.finish_reason is not None
@@ -140,8 +154,8 @@ class ResponsesForm(ChatForm):
                                           output_index=self._place(number), delta=text))  # fmt: skip
         return events
 
-    def closing(self, last: Output) -> list[dict[str, Any]]:
-        events = []
+    def closing(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
+        (last,), events = outputs, []
         for place, number in enumerate(self._order):
             if number is None:
                 at = {"item_id": self._message, "output_index": place, "content_index": 0}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.llm.requests import Output
+from tilewright.llm.requests import Completion, Output
 from tilewright.llm.serve import protocol
 from tilewright.llm.serve.protocol import Refused, Wanted
 from tilewright.llm.text import TextOffsets
@@ -29,6 +29,7 @@ class TextForm:
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
+    prompt_field = "prompt"
     end = b"data: [DONE]\n\n"
 
     def __init__(self, about: About, wanted: Wanted, given: Mapping[str, Any] | None = None) -> None:
@@ -46,6 +47,8 @@ class TextForm:
 
     def token(self, number: int) -> str:
         """The text of a token alone."""
+        if self.wanted.numbers_tokens:
+            return f"token_id:{number}"
         if number not in self._tokens:
             tokenizer = self.about.tokenizer
             self._tokens[number] = str(number) if tokenizer is None else tokenizer.decode([number])
@@ -66,11 +69,13 @@ class TextForm:
         """Events before the first piece."""
         return []
 
-    def closing(self, last: Output) -> list[dict[str, Any]]:
-        """Events after the last piece."""
-        failed = [] if last.error is None else [Refused(400 if last.is_refused else 500, last.error).body]
-        last = protocol.without_results(last) if self.wanted.is_empty else last
-        usage = {**self.head(self.chunk_kind), "choices": [], "usage": protocol.usage([last])}
+    def closing(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
+        """Events after the last piece of all prompts."""
+        failed = [
+            Refused(400 if last.is_refused else 500, last.error).body for last in outputs if last.error is not None
+        ]
+        outputs = [protocol.without_results(one) for one in outputs] if self.wanted.is_empty else outputs
+        usage = {**self.head(self.chunk_kind), "choices": [], "usage": protocol.usage(outputs)}
         return [*failed, *([usage] if self.wanted.usage_at_end else [])]
 
     def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
@@ -80,8 +85,8 @@ class TextForm:
     def _begun(self, output: Output, one: Any, first: int, number: int) -> dict[str, Any]:
         """A choice from its beginning; `number` is its prompt's."""
         prompt, scored = self._prompt(output, number) if self.wanted.echo else ("", None)
-        self._offsets[one.index] = TextOffsets(self.about.tokenizer, len(prompt))
-        choice = protocol.completion_choice(one, first, self.token, self._offsets[one.index])
+        offsets = self._offsets[first + one.index] = TextOffsets(self.about.tokenizer, len(prompt))
+        choice = protocol.completion_choice(one, first, self.token, offsets)
         return protocol.echoed(choice, prompt, scored) if self.wanted.echo else choice
 
     def _prompt(self, output: Output, number: int) -> tuple[str, dict[str, list[Any]] | None]:
@@ -94,28 +99,32 @@ class TextForm:
             self._prompts[number] = text, scored
         return self._prompts[number]
 
-    def events(self, output: Output) -> list[dict[str, Any]]:
-        """What is new of each result since the last time."""
+    def events(self, output: Output, number: int = 0) -> list[dict[str, Any]]:
+        """What is new of each result of a prompt, of which there may be several, since the last time."""
         found = []
+        first_index = number * self.wanted.parameters.n
         output = protocol.without_results(output) if self.wanted.is_empty else output
         for one in output.completions:
-            sent = self._texts.get(one.index, 0)
+            at = first_index + one.index
+            sent = self._texts.get(at, 0)
             if sent < 0 or (len(one.text) == sent and one.finish_reason is None):
                 continue
-            first = self._logprobs.get(one.index, 0)
+            first = self._logprobs.get(at, 0)
             logprobs = None if one.logprobs is None else one.logprobs[first:]
-            self._texts[one.index] = -1 if one.finish_reason is not None else len(one.text)
-            self._logprobs[one.index] = first + len(logprobs or ())
-            event = self.event(output, one, one.text[sent:], logprobs)
+            self._texts[at] = -1 if one.finish_reason is not None else len(one.text)
+            self._logprobs[at] = first + len(logprobs or ())
+            event = self.event(output, replace(one, text=one.text[sent:], logprobs=logprobs), number)
             found.append({**self.head(self.chunk_kind), "choices": [event]})
+            if self.wanted.usage_always:
+                found[-1]["usage"] = protocol.usage([output])
         return found
 
-    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
+    def event(self, output: Output, piece: Completion, number: int) -> dict[str, Any]:
         """One piece of one result."""
-        part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
-        if one.index not in self._offsets:
-            return self._begun(output, part, 0, 0)
-        return protocol.completion_choice(part, 0, self.token, self._offsets[one.index])
+        first = number * self.wanted.parameters.n
+        if first + piece.index not in self._offsets:
+            return self._begun(output, piece, first, number)
+        return protocol.completion_choice(piece, first, self.token, self._offsets[first + piece.index])
 
 
 class ChatForm(TextForm):
@@ -123,11 +132,13 @@ class ChatForm(TextForm):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl-"
+    prompt_field = "messages"
 
     def __init__(self, about: About, wanted: Wanted, given: Mapping[str, Any] | None = None) -> None:
         super().__init__(about, wanted, given)
         self._readers: dict[int, CallReader] = {}
         self._call_ids: dict[tuple[int, int], str] = {}
+        self._begun_choices: set[int] = set()
 
     def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
@@ -141,24 +152,27 @@ class ChatForm(TextForm):
         return {"index": one.index, "message": message, "logprobs": protocol.chat_logprobs(one.logprobs, self.token),
                 "finish_reason": self._reason(one)}  # fmt: skip
 
-    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
-        delta: dict[str, Any] = {"role": "assistant", "content": piece}
+    def event(self, output: Output, one: Completion, number: int) -> dict[str, Any]:
+        # Clients join the texts of deltas field by field, so only the first has the role.
+        delta: dict[str, Any] = {} if one.index in self._begun_choices else {"role": "assistant"}
+        self._begun_choices.add(one.index)
+        delta["content"] = one.text
         reader = self.reader(one.index)
         if reader is not None:
-            parts = [reader.push(piece), *([reader.finish()] if one.finish_reason is not None else [])]
+            parts = [reader.push(one.text), *([reader.finish()] if one.finish_reason is not None else [])]
             delta["content"] = "".join(part.content for part in parts) or None
-            begun = [number for part in parts for number in part.begun]
-            texts: dict[int, str] = {number: "" for number in begun}
+            begun = [call for part in parts for call in part.begun]
+            texts: dict[int, str] = {call: "" for call in begun}
             for part in parts:
-                for number, text in part.arguments.items():
-                    texts[number] = texts.get(number, "") + text
+                for call, text in part.arguments.items():
+                    texts[call] = texts.get(call, "") + text
             if texts:
                 delta["tool_calls"] = [
-                    {"index": number, **self.call(one.index, number, text)} if number in begun
-                    else {"index": number, "function": {"arguments": text}}
-                    for number, text in texts.items()
+                    {"index": call, **self.call(one.index, call, text)} if call in begun
+                    else {"index": call, "function": {"arguments": text}}
+                    for call, text in texts.items()
                 ]  # fmt: skip
-        return {"index": one.index, "delta": delta, "logprobs": protocol.chat_logprobs(logprobs, self.token),
+        return {"index": one.index, "delta": delta, "logprobs": protocol.chat_logprobs(one.logprobs, self.token),
                 "finish_reason": self._reason(one)}  # fmt: skip
 
     def reader(self, index: int) -> CallReader | None:

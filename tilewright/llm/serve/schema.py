@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import json
+from collections.abc import Container, Mapping
 from typing import Any
 
 from tilewright import __version__
@@ -15,6 +16,10 @@ from tilewright.llm.tools import MOST_TOOLS
 
 MOST_PROMPTS = 64  # of a request
 MOST_TEXTS = 256  # of a request for embeddings
+LONGEST_SALT = 1024
+MOST_VARIABLES = 16  # of a chat template, each of at most
+LONGEST_VARIABLE = 1024  # characters
+LARGEST_VARIABLE = 1 << 20
 
 Schema = dict[str, Any]
 _TEXT: Schema = {"type": "string"}
@@ -106,12 +111,29 @@ _ITEM: Schema = {
         },
     ]
 }
+# Fields of other servers that say what is done anyway, and hints that change nothing.
+_ONLY: dict[str, Schema] = {
+    **{name: {"const": value} for name, value in (
+        ("detokenize", True), ("skip_special_tokens", True), ("spaces_between_special_tokens", True),
+        ("use_beam_search", False), ("early_stopping", False), ("length_penalty", 1.0), ("priority", 0))},
+    "service_tier": {"enum": ["auto", "default"]},
+    "safety_identifier": _TEXT, "prompt_cache_key": _TEXT, "user": _TEXT, "metadata": _ANY_OBJECT,
+    "store": {"const": False},
+}  # fmt: skip
+_TEMPLATE_VALUE: Schema = {
+    "anyOf": [{"type": "string", "maxLength": LONGEST_VARIABLE}, _FLAG, _whole(-LARGEST_VARIABLE, LARGEST_VARIABLE)]
+}
 _COMMON: dict[str, Schema] = {
     "model": _TEXT,
     **{name: _NUMBERS[name] for name in (
         "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
         "min_tokens", "max_tokens")},
+    **_ONLY,
     "ignore_eos": _FLAG,
+    "include_stop_str_in_output": _FLAG,
+    "return_tokens_as_token_ids": _FLAG,
+    "truncate_prompt_tokens": _whole(-1, 2**31 - 1),
+    "cache_salt": {"type": "string", "minLength": 1, "maxLength": LONGEST_SALT},
     "seed": {"type": "integer"},
     "stop": {"anyOf": [{"type": "string", "minLength": 1, "maxLength": requests.LONGEST_STOP},
                        _list({"type": "string", "minLength": 1, "maxLength": requests.LONGEST_STOP},
@@ -121,10 +143,8 @@ _COMMON: dict[str, Schema] = {
                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
                    "maxProperties": requests.MOST_BIASES},
     "stream": _FLAG,
-    "stream_options": _object(include_usage=_FLAG),
-    "user": _TEXT,
-    "metadata": _ANY_OBJECT,
-    "store": {"const": False},
+    "stream_options": _object(
+        include_usage=_FLAG, continuous_usage_stats=_FLAG, include_obfuscation={"const": False}),
     **{f"guided_{name}": form for name, form in _FORM.items()},
     "structured_outputs": _object(json_object={"const": True}, **_FORM),
     "response_format": _RESPONSE_FORMAT,
@@ -132,6 +152,7 @@ _COMMON: dict[str, Schema] = {
 COMPLETION: dict[str, Schema] = {
     **_COMMON, "prompt": _texts(MOST_PROMPTS), "logprobs": _NUMBERS["logprobs"],
     "best_of": _whole(1, requests.MOST_RESULTS), "echo": _FLAG,
+    "add_special_tokens": _FLAG,
     "max_tokens": {**_NUMBERS["max_tokens"], "minimum": 0, "description": "0 goes with echo"},
 }  # fmt: skip
 CHAT: dict[str, Schema] = {
@@ -140,12 +161,21 @@ CHAT: dict[str, Schema] = {
     "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]},
                               {"type": "object", "properties": {"type": {"const": "function"}, "function": _object(
                                   ("name",), name=_FUNCTION["name"])}, "required": ["type", "function"]}]},
-    "parallel_tool_calls": _FLAG,
+    "parallel_tool_calls": _FLAG, "echo": {"const": False}, "add_special_tokens": {"const": False},
+    "modalities": {"const": ["text"]}, "reasoning_effort": {"type": "string", "maxLength": LONGEST_VARIABLE},
+    "chat_template_kwargs": {"type": "object", "additionalProperties": _TEMPLATE_VALUE,
+                             "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$"},
+                             "maxProperties": MOST_VARIABLES},
+    "add_generation_prompt": _FLAG, "continue_final_message": _FLAG,
 }  # fmt: skip
 RESPONSES: dict[str, Schema] = {
     **{name: _COMMON[name] for name in (
         "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stream",
-        "metadata", "user", "repetition_penalty", "store")},
+        "repetition_penalty", "truncate_prompt_tokens", "cache_salt")},
+    **_ONLY,
+    "include": {"const": []}, "truncation": {"const": "disabled"}, "background": {"const": False},
+    "stream_options": _object(include_obfuscation={"const": False}),
+    "reasoning": _object(effort={"type": "string", "maxLength": LONGEST_VARIABLE}),
     "parallel_tool_calls": _FLAG,
     "input": {"anyOf": [_TEXT, _list(_ITEM, least=1)]},
     "instructions": _TEXT,
@@ -161,6 +191,12 @@ RESPONSES: dict[str, Schema] = {
          "required": ["type", "schema"]},
     ]}),
 }  # fmt: skip
+TOKENIZE: dict[str, Schema] = {
+    "model": _TEXT, "prompt": _TEXT, "add_special_tokens": _FLAG, "return_token_strs": _FLAG,
+    **{name: CHAT[name] for name in (
+        "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")},
+}  # fmt: skip
+DETOKENIZE: dict[str, Schema] = {"model": _TEXT, "tokens": {**_TOKENS, "minItems": 0}}
 EMBEDDINGS: dict[str, Schema] = {
     "input": _texts(MOST_TEXTS), "model": _TEXT, "encoding_format": {"enum": ["float", "base64"]}, "user": _TEXT,
 }  # fmt: skip
@@ -169,8 +205,20 @@ _BODIES: dict[str, tuple[dict[str, Schema], tuple[str, ...]]] = {
     "/v1/chat/completions": (CHAT, ("messages",)),
     "/v1/responses": (RESPONSES, ("input",)),
     "/v1/embeddings": (EMBEDDINGS, ("input",)),
+    "/tokenize": (TOKENIZE, ()),
+    "/detokenize": (DETOKENIZE, ("tokens",)),
 }
 _ERROR = _object(("error",), error=_ANY_OBJECT)
+
+
+def unsupported(name: str, value: Any, known: Mapping[str, Schema]) -> str | None:
+    """Why a field cannot be taken: there is none of its name, or it has another value than the only ones; else None."""
+    if name not in known:
+        return f"{name[:100]!r} is not supported"
+    only = [known[name]["const"]] if "const" in known[name] else known[name].get("enum")
+    if only is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in only):
+        return None
+    return f"{name} can only be {' or '.join(map(json.dumps, only))}"
 
 
 def document(routes: list[tuple[str, str]], has_keys: bool, open_paths: Container[str] = ()) -> Schema:
