@@ -90,6 +90,28 @@ def test_constants_come_back(rng: np.random.Generator) -> None:
         assert not packing.gives_back(recipe, numbers)
 
 
+@pytest.mark.parametrize(
+    ("count", "rows", "columns", "line"), [(1, 700, 4099, 4104), (3, 1, 90000, 90000), (40, 9, 16, 16)]
+)
+def test_blocks_of_large_constants(count: int, rows: int, columns: int, line: int, rng: np.random.Generator) -> None:
+    """By threads and by blocks, one of which has numbers that are not finite."""
+    numbers = rng.standard_normal((count, rows, columns)).astype(np.float32)
+    planes = packing.apply(packing.parts_recipe(rows, columns, line), numbers)
+    high = numbers.astype(bfloat16.numpy)
+    rest = numbers - high.astype(np.float32)
+    middle = rest.astype(bfloat16.numpy)
+    low = (rest - middle.astype(np.float32)).astype(bfloat16.numpy)
+    for part, expected in enumerate((high, middle, low)):
+        np.testing.assert_array_equal(planes[:, part, :, :columns].view(np.uint16), expected.view(np.uint16))
+    assert not planes[..., columns:].astype(np.float32).any()
+    numbers[-1, -1, -1] = np.inf
+    changed = packing.apply(packing.parts_recipe(rows, columns, line), numbers)
+    found = changed[-1, :, -1, columns - 1].astype(np.float32)
+    np.testing.assert_array_equal(found, [np.inf, 0, 0])
+    changed[-1, :, -1, columns - 1] = planes[-1, :, -1, columns - 1]
+    np.testing.assert_array_equal(changed.view(np.uint16), planes.view(np.uint16))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_kernel_splits_as_the_build_does(turned: bool) -> None:
     rng = np.random.default_rng(4)

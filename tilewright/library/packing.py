@@ -65,10 +65,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import BY_NAME, NARROW, DType, bfloat16, int4
+from tilewright.library import bfloat16_parts
 
 _PAIRS = {4: (1.0,), 6: (0.5, 2.0), 8: (1.0, 0.5, 2.0)}  # points of Winograd's F(m, r), without 0 and infinity
-_LEAST_OF_PARTS = np.float32(2.0**-110).view(np.uint32)  # bits of the least number whose parts bfloat16 has exactly
-_INFINITE = np.float32(np.inf).view(np.uint32)
 _ROWS = 256  # of a matrix that are turned at a time
 Recipe = tuple[tuple[str, Any], ...]
 
@@ -137,11 +136,7 @@ def is_exact(recipe: Recipe) -> bool:
 
 def gives_back(recipe: Recipe, array: np.ndarray) -> bool:
     """Whether `invert` gives back this very constant from its packed form."""
-    if dict(recipe)["kind"] != "parts":
-        return is_exact(recipe)
-    magnitudes = array.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    tiny = (magnitudes > 0) & (magnitudes < _LEAST_OF_PARTS)
-    return not (tiny | (magnitudes > _INFINITE)).any()
+    return bfloat16_parts.are_exact(array) if dict(recipe)["kind"] == "parts" else is_exact(recipe)
 
 
 def order_recipe(axes: Sequence[int]) -> Recipe:
@@ -310,24 +305,12 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         planes = np.zeros(packed_shape(recipe, array.shape), bfloat16.numpy)
         array = apply(fields["of"], array) if "of" in fields else array
         matrices = array.reshape(-1, fields["rows"], fields["columns"])
-        planes[..., : fields["columns"]] = np.stack(_parts(matrices), axis=1)
+        bfloat16_parts.split(matrices, planes)
         return planes
     if fields["kind"] == "diagonal":
         matrix = array.reshape(array.shape[:2])
         return np.kron(np.eye(fields["count"], dtype=array.dtype), matrix)
     raise ValueError(f"unknown packing recipe {recipe!r}")
-
-
-def _parts(array: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """float32 numbers as three of bfloat16, largest first, as `matmul.hopper.bf16x6_kernel.parts_of` has them."""
-    finite = np.isfinite(array)
-    with np.errstate(over="ignore", invalid="ignore"):
-        high = array.astype(bfloat16.numpy)
-    cut = (array.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16.numpy)
-    high = np.where(finite & ~np.isfinite(high), cut, high)
-    rest = np.where(finite, array, 0) - np.where(finite, high, 0).astype(np.float32)
-    middle = rest.astype(bfloat16.numpy)
-    return high, middle, (rest - middle.astype(np.float32)).astype(bfloat16.numpy)
 
 
 def _to_gates(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
@@ -409,8 +392,7 @@ def _inverted(fields: dict[str, Any], array: np.ndarray, shape: tuple[int, ...])
     if fields["kind"] == "lines":
         return np.ascontiguousarray(array[..., : shape[-1]])
     if fields["kind"] == "parts":
-        high, middle, low = (array[:, part, :, : fields["columns"]].astype(np.float32) for part in range(3))
-        matrices = np.where(middle == 0, high, high + (middle + low))  # -0 stays -0
+        matrices = bfloat16_parts.joined(array, fields["columns"])
         if "of" in fields:
             return invert(fields["of"], matrices.reshape(packed_shape(fields["of"], shape)), shape)
         return matrices.reshape(shape)
