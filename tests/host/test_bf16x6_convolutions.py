@@ -157,3 +157,23 @@ def test_weights_come_back(taps: int, length: int, rng: np.random.Generator) -> 
     matrix = matrix[..., : 8 * taps].reshape(5, 2, 4, 8)
     np.testing.assert_array_equal(matrix[..., :3], np.moveaxis(w, 1, -1))
     assert not matrix[..., 3:].any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_configs_can_be_built(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few columns and many: consumers that begin further apart than there are stages would wait for ever."""
+    rng, ranked, seen = np.random.default_rng(seed), bf16x6.ranked_configs, set()
+
+    def watched(*given: Any) -> Any:
+        seen.update(config for config, _ in ranked(*given))
+        return ranked(*given)
+
+    monkeypatch.setattr(bf16x6, "ranked_configs", watched)
+    monkeypatch.setattr(bf16x6, "perhaps_sooner", lambda found, others: [])
+    for _ in range(8):
+        images, channels, columns = int(rng.choice([1, 8, 128])), int(rng.integers(8, 130)), int(rng.integers(1, 200))
+        w = np.zeros((columns, channels, *rng.integers(1, 6, 2)), np.float32)
+        engine_of((images, channels, *map(int, rng.integers(20, 260, 2))), w, window(2, padding=(2, 2)), True)
+    assert len(seen) > 20 and {config.LAG for config in seen} == {0, 1}
+    for config in seen:
+        config.check()

@@ -24,6 +24,7 @@ from tilewright.library.candidate import (
     TensorPart,
     TiledOperand,
 )
+from tilewright.library.hopper import Checked
 from tilewright.passes.grid_axes import SAME_AXES, Axes
 from tilewright.runtime.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, TableReference, TiledReference
@@ -119,6 +120,9 @@ class KernelSet:
             name = kernel.__name__
             self.progress("compile", name, 0.0)
             started = time.perf_counter()
+            for constant in call.constants.values():
+                if isinstance(constant, Checked):  # some of what it forbids would never end
+                    constant.check()
             compiled: CompiledKernel = kernel.compile(*request)
             seconds = time.perf_counter() - started
             binary = compiled.binary

@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.dtypes import bfloat16
 from tilewright.settings import settings
 
-_BLOCK = 1 << 15  # numbers of a block
+_SPLIT_AT_ONCE = 1 << 15  # numbers of a block
 _PIECE = 1 << 21  # numbers that a thread does before it takes further ones
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _HIGH_BITS = np.uint32(0xFFFF0000)
@@ -67,7 +67,7 @@ def _in_blocks(work: Callable[[int, int, int], None], count: int, rows: int, col
     """Call ``work(matrix, first row, end)`` for blocks of rows of matrices, by threads where there are many."""
     if not count * rows * columns:
         return
-    block = max(1, _BLOCK // columns)
+    block = max(1, _SPLIT_AT_ONCE // columns)
     piece = block * max(1, _PIECE // (block * columns))
 
     def do(matrix: int, start: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tilewright.errors import LaunchError
 from tilewright.ir.types import TensorMapType, scalar
@@ -56,6 +56,7 @@ class Parameters:
         return {name: kind for name, kind in self.others.items() if not kind.startswith("*")}
 
 
+@runtime_checkable
 class Checked(Protocol):
     """A config of one of the kernels."""
 

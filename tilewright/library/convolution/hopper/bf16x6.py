@@ -301,8 +301,8 @@ def _configs(volume: _Volume, stored: DType) -> Iterator[MatmulConfig]:
             ONE_A=volume.window.FLAT, ONE_B=True, WINDOW=volume.window,
         )  # fmt: skip
         config = config._replace(STAGES=min(8, SHARED_BYTES // (config.stage_bytes + 16)))
-        if is_possible(config):
-            yield from (config._replace(LAG=lag) for lag in range(min(2, config.CONSUMERS)))
+        apart = (config._replace(LAG=lag) for lag in range(min(2, config.CONSUMERS)))
+        yield from (each for each in apart if is_possible(each))
 
 
 def seconds_of(config: MatmulConfig, volume: _Volume, machine: Machine) -> float:

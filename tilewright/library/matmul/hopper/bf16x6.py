@@ -259,9 +259,8 @@ def _configs(problem: MatmulProblem) -> Iterator[MatmulConfig]:
             A_TRANSPOSED=problem.left_transposed, B_TRANSPOSED=problem.right_transposed, BATCHED=problem.batches > 1,
         )  # fmt: skip
         config = config._replace(STAGES=SHARED_BYTES // (config.stage_bytes + 16))
-        for lag in range(config.CONSUMERS):
-            if is_possible(config):
-                yield config._replace(LAG=lag)
+        apart = (config._replace(LAG=lag) for lag in range(config.CONSUMERS))
+        yield from (each for each in apart if is_possible(each))
 
 
 def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -> float:
