@@ -109,8 +109,8 @@ def partly_quantized(rng: np.random.Generator) -> Graph:
         codes = b.constant(rng.integers(-128, 128, (rows, columns)).astype(np.int8))
         return b.op("dequantize", [codes, b.constant(np.array(0.01, np.float32))])
 
-    x = b.op("matmul", [quantized(b, x, 0.03), weights(64, 30, True)])
-    x = b.op("matmul", [quantized(b, x, 0.03), weights(30, 48, True)])
+    x = b.op("matmul", [quantized(b, x, 0.03), weights(64, 14, True)])
+    x = b.op("matmul", [quantized(b, x, 0.03), weights(14, 48, True)])
     x = b.op("matmul", [quantized(b, x, 0.03), weights(48, 40, False)])
     b.output(b.op("matmul", [b.op("relu", [x]), weights(40, 8, False)]))
     return b.finish()
@@ -119,7 +119,7 @@ def partly_quantized(rng: np.random.Generator) -> Graph:
 def test_pairs_that_integers_do_not_take_are_named_with_what_to_change(rng: np.random.Generator) -> None:
     found = advice_of(narrow_products(partly_quantized(rng), get_target("cuda:sm_80").kernels))
     assert [text.rsplit(": ", 1)[1] for text in found] == [
-        "its depth 30 is no multiple of 4; make it 32 with zeros",
+        "its depth 14 is no multiple of 4; make it 16 with zeros",
         "its other operand is not quantized; quantize that, too",
         "neither of its operands is quantized; quantize both if the results allow it",
     ]
@@ -140,15 +140,15 @@ def test_layers_whose_quantized_weights_become_floats_are_advice() -> None:
 
 def test_layers_that_a_scheme_leaves_in_floats_are_advice(rng: np.random.Generator) -> None:
     b = GraphBuilder("net")
-    x = b.input("x", float32, (4, 50))
-    x = b.op("matmul", [x, b.constant(rng.standard_normal((50, 64)).astype(np.float32))])
-    x = b.op("matmul", [b.op("relu", [x]), b.constant(rng.standard_normal((64, 30)).astype(np.float32))])
-    b.output(b.op("matmul", [b.op("relu", [x]), b.constant(rng.standard_normal((30, 8)).astype(np.float32))]), "y")
+    x = b.input("x", float32, (4, 10))
+    x = b.op("matmul", [x, b.constant(rng.standard_normal((10, 64)).astype(np.float32))])
+    x = b.op("matmul", [b.op("relu", [x]), b.constant(rng.standard_normal((64, 14)).astype(np.float32))])
+    b.output(b.op("matmul", [b.op("relu", [x]), b.constant(rng.standard_normal((14, 8)).astype(np.float32))]), "y")
     graph, kernels = b.finish(), replace(CPUTarget.host().kernels, narrow_depth=4)
     narrow = [layer for layer in layers_of(graph, "int8", kernels)]
     found = advice_of(with_reasons(graph, narrow, {"matmul"}, "int8", kernels))
     assert [layer.name for layer in narrow] == ["matmul_1"] and len(found) == 1
-    assert "stays in floats: its depth is 30, which is no multiple of 4" in found[0]
+    assert "stays in floats: its depth is 14, which is no multiple of 4" in found[0]
 
 
 def test_what_lowers_precision_is_a_remark_of_the_engine() -> None:
@@ -170,4 +170,4 @@ def test_advice_goes_through_build_and_inspect_to_the_page(rng: np.random.Genera
     assert shown.count("advice: ") == 3
     assert json.loads(tilewright("inspect", str(path), "--json").stdout)["advice"] == list(engine.advice)
     text = page(report(engine, {}))
-    assert "make it 32 with zeros" in text and "What you can change" in text
+    assert "make it 16 with zeros" in text and "What you can change" in text

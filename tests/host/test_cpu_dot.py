@@ -130,6 +130,12 @@ def test_limits(layout: str, limits: tuple[int, int, int], rng: np.random.Genera
 def test_columns_that_end_in_one_vector_of_a_panel(columns: int, rng: np.random.Generator) -> None:
     run_case(Case(DotShape(29, 96, 70), "panels", limits=(0, columns, 0), narrow=True), rng)
     run_case(Case(DotShape(3, 192, 70), "panels", limits=(2, 96 + columns, 0), accumulate=False, narrow=True), rng)
+    target, shape = CPUTarget.host(), DotShape(29, 96, 72)
+    for layout, types, group in (("groups", UINT8, 4), ("pairs", INT8, 2)):
+        if takes_groups(target, shape, *types[:2], group):
+            run_case(Case(shape, layout, types, limits=(0, columns, 0), narrow=True), rng)
+            vectors = "narrow" in emit_product(target, shape, layout, types, (False, True, False), narrow=True)[0]
+            assert vectors or target.multiplies_in_tiles(*types[:2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

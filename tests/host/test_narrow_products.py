@@ -84,11 +84,12 @@ def test_pairs_around_a_product(
     assert np.mean(found != expected) < 0.04 and len(np.unique(expected)) > 9
 
 
-@pytest.mark.parametrize("rows", [3, 33])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 1028, 37), (33, 1028, 37), (5, 1027, 44), (33, 1025, 48)])
 @pytest.mark.parametrize("zeros", ["none", "constant", "run time", "rows"])
-def test_integer_products_are_exact(rows: int, zeros: str, rng: np.random.Generator) -> None:
-    """Sums of int32 as the definition has them, with the largest numbers at both ends."""
-    depth, columns = 1028, 37
+def test_integer_products_are_exact(
+    rows: int, depth: int, columns: int, zeros: str, rng: np.random.Generator
+) -> None:  # fmt: skip
+    """Sums of int32 as the definition has them, with the largest numbers at both ends; any depth is filled up."""
     b = GraphBuilder("sums")
     x = b.input("x", uint8, (rows, depth))
     wide, inputs = b.op("cast", [x], dtype=int32), {"x": integers(rng, (rows, depth), uint8)}
@@ -277,6 +278,41 @@ def test_few_channels_of_large_windows(strides: tuple[int, int], rng: np.random.
     assert products(graph, "conv") == ["i32"]
     (found,), (expected,) = results(graph, x=integers(rng, (2, 3, 23, 30), uint8))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("zero", [0, 37])
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize(
+    ("groups", "channels", "features", "kernel", "strides", "padding", "dilation"),
+    [
+        (3, 8, 8, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+        (2, 21, 35, (3, 2), (2, 1), ((2, 0), (0, 3)), (1, 2)),
+        (4, 16, 48, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+        (2, 9, 16, (5,), (2,), ((2, 2),), (1,)),
+    ],
+    ids=str,
+)
+def test_groups_of_channels(
+    zero: int, batch: int | None, groups: int, channels: int, features: int, kernel: tuple[int, ...],
+    strides: tuple[int, ...], padding: object, dilation: tuple[int, ...], rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Each group of a convolution is a product of its own, of integers, with what follows."""
+    extents = (9, 11)[: len(kernel)]
+    b = GraphBuilder("groups")
+    images = batch or b.symbol("batch", 1, 8)
+    x = b.input("x", uint8, (images, groups * channels, *extents))
+    taps = b.constant(integers(rng, (groups * features, channels, *kernel), int8))
+    bias = b.constant(rng.uniform(-99, 99, groups * features).astype(np.float32))
+    image = b.op("dequantize", [x, number(b, 0.02), number(b, zero, uint8)])
+    inputs = [image, b.op("dequantize", [taps, number(b, 0.01)]), bias]
+    y = b.op("conv", inputs, strides=strides, padding=padding, dilation=dilation, groups=groups)
+    b.output(b.op("quantize", [b.op("relu", [y]), number(b, 0.9), number(b, 3, uint8)], dtype=uint8))
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    given = integers(rng, (batch or 2, groups * channels, *extents), uint8)
+    (found,), (expected,) = results(graph, {} if batch else {"batch": 2}, x=given)
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert np.mean(found != expected) < 0.01 and len(np.unique(expected)) > 20
 
 
 def test_convolutions_of_integers_are_exact(rng: np.random.Generator) -> None:

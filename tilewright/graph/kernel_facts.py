@@ -50,6 +50,7 @@ class KernelFacts:
     # in wider floats: integers by int8 in int32, floats by floats in float32
     narrow_computed: bool = False  # integers on the right need not be constants
     narrow_depth: int = _least(1)  # the depth of integers is a multiple of what instructions add at once
+    narrow_filled: int = 0  # other depths from this one on are filled up with zeros (0: none are)
     weight_elements: int = _least()  # fewer quantized weights stay in the caches as floats
     weight_group: int = _least(1)  # the shortest group of the depth with a scale of its own
     weight_limits: tuple[Unsupported, ...] = ()
@@ -59,6 +60,7 @@ class KernelFacts:
     channels: int = 0  # of an image that a convolution computes together
     narrow_channels: int = _least()  # fewer channels of integers are not gathered,
     narrow_window: int = 0  # but for windows of so many numbers, of any number of channels (0: for none)
+    grouped_channels: int = 0  # fewest channels of integers in one of several groups (0: there is one group)
     zeros_around: bool = False  # those of integers see zeros beyond an image's edges
     copied_channels: int = 0  # images of fewer are copied, in whatever order they are,
     copied_pixel: int = 0  # or of pixels of so many bytes of 16-bit numbers, for windows of three columns
@@ -89,8 +91,14 @@ class KernelFacts:
     compared_pairs: int = 0  # or so many pairs in all,
     network_row: int = _least()  # of rows of so many elements of 32 bits: shorter ones are no time in a kernel
 
-    def takes_narrow(self, channels: int, taps: int) -> bool:
-        """Whether convolutions of integers by windows of so many channels and taps have kernels."""
+    def takes_depth(self, depth: int) -> bool:
+        """Whether products of integers with this depth have kernels."""
+        return depth % self.narrow_depth == 0 or 0 < self.narrow_filled <= depth
+
+    def takes_narrow(self, channels: int, taps: int, groups: int = 1) -> bool:
+        """Whether convolutions of integers by windows of so many channels of a group and taps have kernels."""
+        if groups > 1:
+            return 0 < self.grouped_channels <= channels
         if channels % self.narrow_depth == 0 and channels >= self.narrow_channels:
             return True
         return 0 < self.narrow_window <= channels * taps

@@ -83,7 +83,7 @@ def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str 
             return f"its weights have {w.rank} dimensions, and are no matrix"
         if not isinstance(depth, int):
             return "its depth is no fixed number"
-        if depth % kernels.narrow_depth and scheme in (STATIC, DYNAMIC):
+        if not kernels.takes_depth(depth) and scheme in (STATIC, DYNAMIC):
             return f"its depth is {depth}, which is no multiple of {kernels.narrow_depth}"
         return None
     if scheme in WEIGHT_BITS:
@@ -91,10 +91,13 @@ def why_not(node: Node, graph: Graph, scheme: str, kernels: KernelFacts) -> str 
     if not needs_data(scheme):
         return "convolutions have ranges from calibration only"
     channels, taps = w.shape[1], product(w.shape[2:])
-    if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int) or not isinstance(taps, int):
-        return "its channels come in groups, or it has more than two spatial dimensions"
-    if kernels.takes_narrow(channels, taps):
+    groups = node.attributes["groups"]
+    if x.rank > 4 or not isinstance(channels, int) or not isinstance(taps, int):
+        return "its window has no fixed size, or it has more than two spatial dimensions"
+    if kernels.takes_narrow(channels, taps, groups):
         return None
+    if groups != 1:
+        return f"its {channels * groups} channels come in groups of {channels}"
     if channels % kernels.narrow_depth:
         return f"its {channels} channels are no multiple of {kernels.narrow_depth}"
     return f"its {channels} channels are few"

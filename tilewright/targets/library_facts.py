@@ -33,7 +33,9 @@ _ALL_KERNELS = KernelFacts(
 
 CPU_KERNELS = replace(
     _ALL_KERNELS,
+    narrow_filled=16,
     narrow_window=64,
+    grouped_channels=8,
     sorted_bits=64,
     selected=8,
     compared_row=48,

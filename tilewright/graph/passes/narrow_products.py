@@ -181,7 +181,7 @@ def _product(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value
     if weights is None:
         return _product_of_computed(node, rows, rewriter, types) if kernels.narrow_computed else None
     matrix, rest, columns_scale = weights
-    sums = _sums(node, _of_type(rows, rewriter, types), matrix, rest, rewriter)
+    sums = _sums(node, _of_type(rows, rewriter, types), matrix, rest, kernels.narrow_depth, rewriter)
     if not node.output.dtype.is_float:
         return sums
     return rewriter.cast(_scaled(sums, rows.scale, columns_scale, _wide(node), rewriter), node.output.dtype)
@@ -314,7 +314,7 @@ def _reason(node: Node, rows: _Narrow, kernels: KernelFacts) -> _Reason | None:
     if node.op == "conv":
         return _reason_of_convolution(node, rows, kernels)
     depth, step = left.shape[-1], kernels.narrow_depth
-    if rows.numbers.dtype.is_integer and (not isinstance(depth, int) or depth % step):
+    if rows.numbers.dtype.is_integer and not (isinstance(depth, int) and kernels.takes_depth(depth)):
         more = f"make it {-(-depth // step) * step} with zeros" if isinstance(depth, int) else "give it a known size"
         return _Reason(f"its depth {depth} is no multiple of {step}", more)
     for item in (rows.scale, rows.zero):
@@ -329,10 +329,14 @@ def _reason(node: Node, rows: _Narrow, kernels: KernelFacts) -> _Reason | None:
 def _reason_of_convolution(node: Node, image: _Narrow, kernels: KernelFacts) -> _Reason | None:
     x, w = node.inputs[:2]
     assert x is not None and w is not None
-    if node.attributes["groups"] != 1 or x.rank > 4:
-        return _Reason("there are kernels for one group of channels, and one or two spatial dimensions", _LEAVE)
+    groups = node.attributes["groups"]
+    if x.rank > 4:
+        return _Reason("there are kernels for one or two spatial dimensions", _LEAVE)
     channels, taps, step = w.shape[1], product(w.shape[2:]), kernels.narrow_depth
-    if not isinstance(channels, int) or not isinstance(taps, int) or not kernels.takes_narrow(channels, taps):
+    if groups != 1 and (not isinstance(channels, int) or not kernels.takes_narrow(channels, 1, groups)):
+        least = f"groups of at least {kernels.grouped_channels} channels" if kernels.grouped_channels else "one group"
+        return _Reason(f"there are kernels for {least}", _LEAVE)
+    if not isinstance(channels, int) or not isinstance(taps, int) or not kernels.takes_narrow(channels, taps, groups):
         return _Reason(f"its {channels} channels are few, or no multiple of {step}: floats are faster", _LEAVE)
     if any(item is not None and item.rank for item in (image.scale, image.zero)):
         return _Reason(
@@ -482,14 +486,20 @@ def _of_type(rows: _Narrow, rewriter: GraphRewriter, types: Set[DType]) -> _Narr
     return _Narrow(source, _raised(rows.zero, rewriter), rows.scale)
 
 
-def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None, rewriter: GraphRewriter) -> Value:
+def _sums(
+    node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None, step: int, rewriter: GraphRewriter
+) -> Value:
     """(x - zx) (w - rest) in int32: the product of the integers, less what their zero points have in it."""
     if not node.attributes["transpose_b"]:
         matrix = matrix.T  # what instructions add lies together
-    weights = rewriter.new_constant(np.ascontiguousarray(matrix), "weights")
-    total = rewriter.op("matmul", [rows.numbers, weights], transpose_b=True, dtype=int32)
+    depth, numbers = matrix.shape[1], rows.numbers
+    more = -depth % step
+    if more:  # zeros of the weights: what the rows have there does not count
+        numbers = rewriter.op("pad", [numbers], pads=(*[(0, 0)] * (numbers.rank - 1), (0, more)), value=0)
+    filled = np.pad(matrix, ((0, 0), (0, more)))
+    weights = rewriter.new_constant(np.ascontiguousarray(filled), "weights")
+    total = rewriter.op("matmul", [numbers, weights], transpose_b=True, dtype=int32)
     columns = matrix.astype(np.int64).sum(axis=1)
-    depth = matrix.shape[1]
     if rest is not None:  # - rest (sum of the row of x), and + K zx rest with the other zero points
         wide = rewriter.cast(rows.numbers, int32)
         sums = rewriter.op("reduce_sum", [wide], axes=(-1,), keepdims=True)

@@ -27,6 +27,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 Extent = LLVMValue | int
 
 _LINE_BYTES = 64
+_PANELS = ("panels", *GROUPED_LAYOUTS)
 _LEAST_PACKED_ROWS = 5  # of 8-bit integers: fewer use a packed panel too seldom
 __all__ = [
     "Accumulator", "DotShape", "LeftOperand", "RightOperand", "accumulator_extents", "emit_dot", "scratch_bytes",
@@ -207,7 +208,7 @@ def emit_dot(
         left.whole,
         (rows is not None, columns is not None, depth is not None),
         accumulate if isinstance(accumulate, bool) else _truth(accumulate),
-        narrow and columns is not None and right.layout == "panels" and shape.columns % width == 0,
+        narrow and columns is not None and right.layout in _PANELS and shape.columns % width == 0,
         left.lines,
     )
     if plan.name not in builder.module.defined:

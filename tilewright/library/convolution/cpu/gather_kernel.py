@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.convolution.kernel import store_pixels
 from tilewright.library.epilogue import identity
-from tilewright.library.matmul.kernel import load_panels
+from tilewright.library.matmul.kernel import load_panels, load_strided
 
 
 @tilewright.jit
@@ -36,6 +37,52 @@ def gather_windows(x, out, lines, height, width, out_height, out_width, CHANNELS
                     place = (tap_y * taps + tap_x) * (across * CHANNELS)
                     line_of_taps = tl.load(windows + (pixel * (STRIDE_X * CHANNELS) + shift) + run)
                     tl.store(rows + (pixel * DEPTH + place) + run, line_of_taps)
+
+
+@tilewright.jit
+def gather_groups(x, out, lines, height, width, out_height, out_width, GROUPS: tl.constexpr, CHANNELS: tl.constexpr,
+                  KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+                  DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, DEPTH: tl.constexpr,
+                  LINES: tl.constexpr):  # fmt: skip
+    """out[group, pixel, (tap_y, tap_x, channel)] = x[window + tap, group, channel]: `gather_windows` of groups of
+    `CHANNELS` channels, each in a row of `DEPTH` elements.  Grid: (blocks of `LINES` lines of output pixels,)."""
+    run = tl.arange(0, CHANNELS)
+    across: tl.constexpr = GROUPS * CHANNELS
+    first = tl.program_id(0) * LINES
+    for line in range(first, tl.minimum(first + LINES, lines)):
+        top = (line // out_height).to(tl.int64) * height + line % out_height * STRIDE_Y
+        windows = x + top * width * across
+        rows = out + line.to(tl.int64) * out_width * DEPTH
+        apart = lines.to(tl.int64) * out_width * DEPTH
+        for pixel in range(0, out_width):
+            for tap_y in range(0, KERNEL_Y):
+                for tap_x in range(0, KERNEL_X):
+                    shift = (tap_y * DILATION_Y * width + tap_x * DILATION_X) * across
+                    tap = windows + (pixel * (STRIDE_X * across) + shift)
+                    place = rows + (pixel * DEPTH + (tap_y * KERNEL_X + tap_x) * CHANNELS)
+                    for group in range(0, GROUPS):
+                        tl.store(place + group * apart + run, tl.load(tap + group * CHANNELS + run))
+
+
+@tilewright.jit
+def product_of_groups(a, w, out, pixels, columns, *extra, GROUPS: tl.constexpr, DEPTH: tl.constexpr,
+                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+                      MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_PANEL: tl.constexpr,
+                      PRECISION: tl.constexpr = "ieee", EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """out[pixel, group, :] = EPILOGUE(a[group, pixel, :] @ w[group]), with `columns` columns of each group in panels.
+
+    Grid: (pixel blocks, column blocks, groups).
+    """
+    group = tl.program_id(2)
+    pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    panels = tl.cdiv(columns, WIDTH)
+    rows = load_strided(a + group.to(tl.int64) * pixels * DEPTH, pixel[:, None], tl.arange(0, DEPTH)[None, :], DEPTH, 1,
+                        pixels, DEPTH, MASK_M, False)  # fmt: skip
+    weights = load_panels(w + group.to(tl.int64) * panels * (DEPTH * WIDTH), tl.program_id(1) * (BLOCK_N // WIDTH), 0,
+                          DEPTH, panels, BLOCK_N // WIDTH, DEPTH, WIDTH, MASK_PANEL, False, GROUP)  # fmt: skip
+    sums = tl.dot(rows, weights, input_precision=PRECISION)
+    store_pixels(sums, out, pixel, column, group, pixels, columns, extra, GROUPS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit

@@ -15,17 +15,24 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.ir.ops import PAIRS_FIT
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
-from tilewright.library.convolution.cpu.gather_kernel import convolution_of_lines, gather_windows, lines_between_zeros
+from tilewright.library.convolution.cpu.gather_kernel import (
+    convolution_of_lines,
+    gather_groups,
+    gather_windows,
+    lines_between_zeros,
+    product_of_groups,
+)
 from tilewright.library.convolution.operands import Moves, preceded_by, with_image_moved
 from tilewright.library.convolution.problem import convolution_of, is_pointwise
 from tilewright.library.cost import estimate
 from tilewright.library.cpu_work import rows_per_program
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.blocks import MatmulBlocks
+from tilewright.library.matmul.blocks import MatmulBlocks, row_ranges
 from tilewright.library.matmul.cpu import gemm_candidate
-from tilewright.library.matmul.cpu_blocks import seconds_of
+from tilewright.library.matmul.cpu_blocks import choose_blocks, seconds_of
 from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.packing import taps_recipe
 from tilewright.library.slots import epilogue_slots
@@ -41,7 +48,10 @@ _PANELS = 8  # up to which a block may have any number of them
 def integer_convolution(group: Group, graph: Graph, target: Target, w: Value) -> Candidate:
     """The candidate of a convolution of uint8 by constant int8."""
     anchor = group.anchor
-    assert anchor is not None and w in graph.constants and anchor.attributes["groups"] == 1
+    assert anchor is not None and w in graph.constants
+    if anchor.attributes["groups"] > 1:
+        group, moves = _with_padding(group, graph, target, 0)
+        return preceded_by(moves, _gathered_groups(group, graph, target))
     channels = w.shape[1]
     assert isinstance(channels, int)
     if is_pointwise(anchor, w) and channels % target.kernels.narrow_depth == 0:
@@ -127,19 +137,66 @@ def _gathered(group: Group, graph: Graph, target: Target) -> Candidate:
     filled = gathered_depth(x, pixels, depth, target)
     rows = Value(f"{x.name}.windows", x.dtype, (pixels, filled))
     found = _product(group, graph, target, rows, filled)
+    gather = _gather(group, rows, filled)
+    return replace(found, name="gathered windows as matmul", stages=(gather, *found.stages), temporaries=(rows,))
+
+
+def _gather(group: Group, rows: Value, filled: int) -> Stage:
+    """The copy of windows to rows, of `filled` elements for each group of channels."""
+    anchor, x, w = convolution_of(group)
+    groups, depth = anchor.attributes["groups"], product(w.shape[1:])
     sizes = window_sizes(x, anchor.output)
     sizes["lines"] = lines = product(anchor.output.shape[:-2])
     del sizes["pixels"]
     windows = window_constants(w.shape[2:], anchor.attributes)
-    block = rows_per_program(lines, simplify(lift(sizes["out_width"]) * depth))
+    block = rows_per_program(lines, simplify(lift(sizes["out_width"]) * depth * groups))
     constants: dict[str, Any] = {name: value for name, value in windows.items() if not name.startswith("PAD")}
     constants |= {"CHANNELS": w.shape[1], "DEPTH": filled, "LINES": block}
+    constants |= {"GROUPS": groups} if groups > 1 else {}
     operands: dict[str, Operand] = {"x": x, "out": rows}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     grid = (ceil_divide(lines, block), 1, 1)
-    gather = Stage((KernelCall(gather_windows, operands, types, constants, grid),))
-    return replace(found, name="gathered windows as matmul", stages=(gather, *found.stages), temporaries=(rows,))
+    kernel = gather_groups if groups > 1 else gather_windows
+    return Stage((KernelCall(kernel, operands, types, constants, grid),))
+
+
+def _gathered_groups(group: Group, graph: Graph, target: Target) -> Candidate:
+    """Windows of each group of channels are gathered as rows, which a product for each group reads."""
+    anchor, x, w = convolution_of(group)
+    slots, machine, groups = epilogue_slots(group, graph), target.machine(), anchor.attributes["groups"]
+    pixels, depth, columns = product(anchor.output.shape[:-1]), product(w.shape[1:]), w.shape[0]
+    assert isinstance(depth, int) and isinstance(columns, int)
+    filled, columns = gathered_depth(x, pixels, depth, target), columns // groups
+    rows = Value(f"{x.name}.windows", x.dtype, (groups, pixels, filled))
+    taps = np.moveaxis(graph.constants[w], 1, -1).reshape(-1, depth)
+    fits, width = pairs_fit(np.pad(taps, ((0, 0), (0, depth % 2))), 1), target.microtile(x.dtype)[1]
+    steps = target.panel_group(x.dtype, lower_bound(pixels), filled, fits)
+    weights = PackedConstant(w, taps_recipe(width, groups, steps, filled if filled != depth else 0))
+    calls: list[KernelCall] = []
+    reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
+    for span in row_ranges(pixels):
+        blocks = choose_blocks(span.examples, columns, filled, groups, x.dtype, target, machine, width, steps)
+        constants: dict[str, Any] = {
+            "GROUPS": groups, "DEPTH": filled, "BLOCK_M": blocks.rows, "BLOCK_N": blocks.columns, "WIDTH": width,
+            "GROUP": steps, "MASK_M": not divides(blocks.rows, pixels), "MASK_N": not divides(blocks.columns, columns),
+            "MASK_PANEL": not divides(blocks.columns // width, -(-columns // width)),
+            "PRECISION": PAIRS_FIT if fits else "ieee", "EPILOGUE": slots.function,
+        }  # fmt: skip
+        operands: dict[str, Operand] = {"a": rows, "w": weights, "out": slots.stored}
+        types: dict[str, str] = {}
+        bind_sizes({"pixels": pixels, "columns": columns}, operands, types, constants)
+        bind_extra(slots.extra, operands, types)
+        grid = (ceil_divide(pixels, blocks.rows), ceil_divide(columns, blocks.columns), groups)
+        condition = None if span.at_most is None else (pixels, span.at_most)
+        calls.append(KernelCall(product_of_groups, operands, types, constants, grid, condition))
+        reasons["pixels" if span.at_most is None else f"pixels <= {span.at_most}"] = str(blocks)
+    work = lift(product([pixels, groups, round_up(columns, width)])) * (2 * filled)
+    flops = simplify(work + chain_operations(group.epilogue))
+    moved = total_bytes(group.inputs, group.outputs)
+    cost = estimate(machine, moved, flops, product(calls[-1].grid), x.dtype, 0.85)
+    stages = (_gather(group, rows, filled), Stage(tuple(calls)))
+    return Candidate("gathered groups as matmul", stages, cost, (rows,), reasons)
 
 
 def gathered_depth(x: Value, pixels: Size, depth: int, target: Target) -> int:
