@@ -37,6 +37,7 @@ class Reads:
     buffers: list[tuple[SSAValue, Axes]] = field(default_factory=list)
     loads: list[tuple[Operation, Axes]] = field(default_factory=list)
     compares: list[tuple[SSAValue, Axes]] = field(default_factory=list)
+    quotients: list[tuple[SSAValue, Axes]] = field(default_factory=list)
     scalars: set[SSAValue] = field(default_factory=set)
     reshapes: list[Reshaped] = field(default_factory=list)
 
@@ -71,6 +72,8 @@ class ValueWalker:
                     found.loads.append((operation, axes))
                 elif operation.opcode == "compare":
                     found.compares.append((value, axes))
+                elif operation.opcode in ("divide", "remainder"):
+                    found.quotients.append((value, axes))
                 elif operation.opcode == "reshape":
                     found.reshapes += _split_extents(operation, axes)
                 pending += operand_axes(operation, value, axes)

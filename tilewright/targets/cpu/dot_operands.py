@@ -32,7 +32,8 @@ from tilewright.targets.cpu.dot_places import (
     panels_of,
     shape_source,
 )
-from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import ZERO, Indices, LaneIndex
 from tilewright.targets.cpu.nests import count_of_prefix
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.report import KernelReport

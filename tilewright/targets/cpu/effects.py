@@ -15,8 +15,9 @@ from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.elementwise import unsupported
-from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.failures import NUMBER, emit_failure
+from tilewright.targets.cpu.indices import Indices, LaneIndex
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
 from tilewright.targets.cpu.signal_checks import AskEmitter

@@ -24,52 +24,16 @@ from tilewright.ir.ops import ELEMENTWISE, REARRANGING
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers, number
+from tilewright.targets.cpu.cut_runs import in_run, place_in_run
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
+from tilewright.targets.cpu.indices import ZERO, Indices, LaneIndex
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes, saturated_bytes
 from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
-from tilewright.targets.cpu.repeats import load_mostly, usual_step
+from tilewright.targets.cpu.repeats import load_mostly, usual_steps
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.streams import fetch_ahead, is_streamed
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, literal, vector_type
 from tilewright.targets.llvm.conversions import memory_type, register_type
-
-
-@dataclass(frozen=True, eq=False)
-class ComparisonPhase:
-    """What is known of comparisons, or other masks, along an index: all true ("inside"), all false ("outside"), `mask`.
-
-    `compares` gives for each comparison which of its axes the index must run along.
-    """
-
-    kind: str
-    compares: Mapping[SSAValue, int]
-    mask: LLVMValue | None = None
-
-
-@dataclass(frozen=True)
-class LaneIndex:
-    """Positions base … base + lanes - 1 along an axis; base is a multiple of lanes.
-
-    `valid` (a vector of i1) marks the lanes that exist at a ragged end; None: all of them.
-    """
-
-    base: LLVMValue
-    lanes: int = 1
-    phase: ComparisonPhase | None = None
-    valid: LLVMValue | None = None
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return (self.base.text, self.lanes, id(self.phase))
-
-    @property
-    def first(self) -> LaneIndex:
-        """The position of the first lane alone."""
-        return LaneIndex(self.base) if self.lanes > 1 else self
-
-
-ZERO = LaneIndex(LLVMValue("i64", "0"))
-Indices = tuple[LaneIndex, ...]
 
 
 @dataclass
@@ -102,6 +66,7 @@ class Evaluator:
         self.table_lanes = 0  # numbers of 32 bits in a register from which gathers can pick
         self.rounds_to_bytes = False  # one instruction rounds a vector of float32 to integers, one saturates these
         self.through: SSAValue | None = None  # evaluated although it has a buffer: the one being written
+        self.unwritten: frozenset[SSAValue] = frozenset()  # whose buffers the open loop of runs (`cut_runs.py`) writes
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
         # The distance of a load's elements from those that the next pass of a loop reads, where they are to be fetched.
         self.next_row: Callable[[Operation], LLVMValue | None] = lambda load: None
@@ -139,6 +104,10 @@ class Evaluator:
 
     def level(self, values: Sequence[LLVMValue]) -> int:
         return max((self._levels.get(value.text, 0) for value in values), default=0)
+
+    def is_innermost(self, value: LLVMValue) -> bool:
+        """Whether a value is computed in every pass of the innermost loop."""
+        return self.level([value]) == len(self._scopes) - 1
 
     def emit_at(self, values: Sequence[LLVMValue], emit: Callable[[], LLVMValue]) -> LLVMValue:
         """Run `emit` where all of `values` are first known, and note the level of its result."""
@@ -198,6 +167,15 @@ class Evaluator:
         """A scalar result of an operation, computed here and now."""
         return self._compute(value, ())
 
+    @contextmanager
+    def without(self, values: frozenset[SSAValue]) -> Iterator[None]:
+        """Code for which these values have no buffers: they are computed again."""
+        saved = self.storage
+        if not values.isdisjoint(saved):
+            self.storage = {value: storage for value, storage in saved.items() if value not in values}
+        yield
+        self.storage = saved
+
     def vector(self, value: SSAValue, indices: Indices, lanes: int) -> LLVMValue:
         """`evaluate`, splat to `lanes` lanes."""
         result = self.evaluate(value, indices)
@@ -220,6 +198,8 @@ class Evaluator:
         operation = value.definition
         assert operation is not None, f"block argument {value} without a buffer"
         opcode = operation.opcode
+        if opcode in ("divide", "remainder") and (place := place_in_run(self.analysis, value, indices)) is not None:
+            return in_run(self, operation, indices, place)
         if opcode in ELEMENTWISE:
             return self._elementwise(operation, indices)
         if opcode in REARRANGING:
@@ -557,10 +537,13 @@ class Evaluator:
                 return self.from_memory(self.builder.load(memory, address, align), storage.element)
             lanes, stride = indices[place].lanes, storage.strides[place]
             wide = vector_type(memory, lanes)
+            valid = indices[place].valid
+            if stride == 1 and valid is not None and indices[place].start is not None:
+                return self.from_memory(self.builder.masked_load(wide, address, valid, align=align), storage.element)
             if stride == 1:
                 return self.from_memory(self.builder.load(wide, address, align), storage.element)
             numbers = self.builder.multiply(self.builder.lane_numbers(lanes), stride)
-            valid = indices[place].valid or self.builder.constant(vector_type("i1", lanes), True)
+            valid = valid or self.builder.constant(vector_type("i1", lanes), True)
             pointers = self.builder.gep(address, numbers, memory)
             return self.from_memory(self.builder.gather(wide, pointers, valid, align=align), storage.element)
 
@@ -575,7 +558,11 @@ class Evaluator:
         address = self.buffer_address(storage, indices)
         align = storage.element.itemsize
         if place is None or storage.strides[place] == 1:
-            self.builder.store(stored, address, align)
+            index = ZERO if place is None else indices[place]
+            if index.start is not None and index.valid is not None:  # there may be nothing after the last lane
+                self.builder.masked_store(stored, address, index.valid, align)
+            else:
+                self.builder.store(stored, address, align)
             return
         numbers = self.builder.multiply(self.builder.lane_numbers(lanes), storage.strides[place])
         valid = indices[place].valid or self.builder.constant(vector_type("i1", lanes), True)
@@ -681,8 +668,8 @@ class Evaluator:
         mask: LLVMValue | None, other: LLVMValue, guards: list[LLVMValue],
     ) -> LLVMValue:  # fmt: skip
         self.note_access(operation, "gather", indices, mask)
-        usual = usual_step(self, operation.operands[0], indices)
-        if usual is not None:
+        usual = usual_steps(self, operation.operands[0], indices)
+        if usual:
             return load_mostly(self, operation, indices, mask, other, usual)
         pointers = self.vector(operation.operands[0], indices, lanes)
         valid = self.existing(indices, lanes)

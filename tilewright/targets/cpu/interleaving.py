@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.targets.cpu.affine import AffineAnalysis
-from tilewright.targets.cpu.evaluate import ComparisonPhase, Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import ComparisonPhase, Indices, LaneIndex
 from tilewright.targets.cpu.memory import apart
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.cpu.transposition import irregular_reads, writes_along

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tilewright.ir.core import Operation
 from tilewright.ir.types import Element
-from tilewright.targets.cpu.evaluate import Evaluator, Indices
-from tilewright.targets.cpu.repeats import store_mostly, usual_step
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import Indices
+from tilewright.targets.cpu.repeats import store_mostly, usual_steps
 from tilewright.targets.cpu.streams import fetch_ahead
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
@@ -55,7 +56,7 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
         return
     evaluator.note_access(operation, "scatter", indices, mask)
     chosen = combined or builder.constant(vector_type("i1", lanes), True)
-    if usual_step(evaluator, pointer, indices) == 1:
+    if 1 in usual_steps(evaluator, pointer, indices):
         store_mostly(evaluator, pointer, indices, apart(builder, stored), chosen, element.itemsize)
         return
     pointers = evaluator.vector(pointer, indices, lanes)

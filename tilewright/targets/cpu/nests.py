@@ -21,8 +21,10 @@ from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.cut_runs import Cut, CutRuns, long_enough, run_length
 from tilewright.targets.cpu.demand import unneeded_outside
-from tilewright.targets.cpu.evaluate import ZERO, ComparisonPhase, Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import ZERO, ComparisonPhase, Indices, LaneIndex
 from tilewright.targets.cpu.interleaving import Interleaver, find_interleaving
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes
@@ -74,8 +76,10 @@ class NestEmitter:
         self.evaluator = evaluator
         self.width = target.vector_bits // 32
         self.wide_runs = WideRuns(placement.program.function, placement.analysis, self.width)
+        self.cut_runs = CutRuns(placement.program.function, self.width)
         self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
         self.on_nest: Callable[[], None] = lambda: None
+        self._has_versions = False  # whether the open nest is one of two, for numbers known at run time
         self._quick: set[Root] = set()  # reductions of the innermost loop that pass over NaN by one comparison
 
     def group(self, roots: Sequence[Root]) -> None:
@@ -141,10 +145,12 @@ class NestEmitter:
         for block, analysis in ((wide, self.wide_runs.analysis), (plain, narrow)):
             builder.start(block)
             self.analysis = self.evaluator.analysis = analysis
+            self._has_versions = True
             with self.evaluator.scope(before):
                 self._flat_nest(roots, bound)
             builder.branch(after)
-        self.analysis = self.evaluator.analysis = narrow
+        self.analysis, self._has_versions = narrow, False
+        self.evaluator.analysis = narrow
         builder.start(after)
 
     def _widened_by(self, roots: Sequence[Root], bound: Bound) -> list[SSAValue]:
@@ -223,7 +229,12 @@ class NestEmitter:
         unroll = self._unroll(roots, axes, extent, lanes, 4) if position == vector else 1
         self.report.loop(roots, axes, extent, lanes, unroll, limit.compares if limit is not None else (), rest)
         if position == vector:
-            results = self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
+            cuts = [] if reductions or lanes == 1 else self._cuts(roots, axes, extent)
+
+            def plain() -> Accumulators:
+                return self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
+
+            results = self._cut_or_plain(cuts, roots, bound, axes, None if rest else limit, body, plain)
 
             def again(found: Accumulators, look: Callable[[LaneIndex, Accumulators], Accumulators]) -> Accumulators:
                 return self._vector_axis(extent, lanes, 1, limit, rest, found, None, look)
@@ -508,6 +519,79 @@ class NestEmitter:
         for mask in masks:
             if mask is not None:
                 self.evaluator.know(mask)
+
+    # -- Runs between multiples of divisors -------------------------------------------------------
+
+    def _cuts(self, roots: list[Root], axes: dict[Root, int], extent: int) -> list[Cut]:
+        """Where a loop over vectors is cut."""
+        if self.target.quick or self._has_versions or extent < 2 * self.width:
+            return []
+        cuts = self.cut_runs.cuts(roots, axes, self.analysis)
+        known = self.evaluator.scalars
+        return cuts if all(cut.scalar is None or cut.scalar in known for cut in cuts) else []
+
+    def _cut_or_plain(
+        self, cuts: list[Cut], roots: list[Root], bound: Bound, axes: dict[Root, int], limit: Limit | None,
+        body: Callable[[LaneIndex, Accumulators], Accumulators], plain: Callable[[], Accumulators],
+    ) -> Accumulators:  # fmt: skip
+        """A loop over vectors in runs, where there are cuts and the launch's runs are long enough."""
+        if not cuts:
+            return plain()
+        builder = self.builder
+        fits = long_enough(self.evaluator, self.cut_runs, cuts)
+        if fits is None:
+            self._in_runs(cuts, roots, bound, axes, limit, body)
+            return []
+        long, short, after = (builder.new_block(f"cut.{hint}") for hint in ("long", "short", "end"))
+        before = builder.block
+        builder.branch_if(fits, long, short)
+        builder.start(long)
+        with self.evaluator.scope(before):
+            self._in_runs(cuts, roots, bound, axes, limit, body)
+        builder.branch(after)
+        builder.start(short)
+        with self.evaluator.scope(before):
+            plain()
+        builder.branch(after)
+        builder.start(after)
+        return []
+
+    def _in_runs(
+        self, cuts: list[Cut], roots: list[Root], bound: Bound, axes: dict[Root, int], limit: Limit | None,
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
+    ) -> None:  # fmt: skip
+        """Runs one after the other: whole vectors, and a masked one."""
+        builder, evaluator, narrow = self.builder, self.evaluator, self.analysis
+        assert self.cut_runs.analysis is not None
+        extent = roots[0].domain[axes[roots[0]]]
+        upper = builder.integer(extent) if limit is None else limit.count
+        phase = None if limit is None else ComparisonPhase("inside", limit.compares)
+        self.analysis = evaluator.analysis = self.cut_runs.analysis
+        evaluator.unwritten = frozenset(
+            root.value for root in roots if root.kind == "buffer" and root.value is not None
+        )
+        lanes = self._lanes(roots, axes, extent)
+        step = builder.reserve("i64")
+        with builder.loop(builder.integer(0), upper, step) as loop:
+            with evaluator.scope(loop.guard, loop.index):
+                start = LaneIndex(loop.index)
+                places = {root: {**bound[root], axes[root]: start} for root in roots}
+                with evaluator.without(evaluator.unwritten):
+                    length = run_length(evaluator, cuts, places)
+                stop = builder.minimum(builder.add(loop.index, length), upper)
+                count = builder.subtract(stop, loop.index)
+                whole = builder.add(loop.index, builder.binary("and", count, builder.integer(-lanes)))
+                self._know(stop, whole)
+                with self._loop(loop.index, whole, lanes, []) as (index, _, _):
+                    body(LaneIndex(index, lanes, phase, None, start), [])
+                with self._loop(whole, stop, lanes, []) as (index, _, _):
+                    mask = builder.lane_mask(builder.subtract(stop, index), lanes)
+                    self._know(mask)
+                    body(LaneIndex(index, lanes, phase, mask, start), [])
+                builder.line(f"{step.text} = add i64 {length.text}, 0")  # was reserved in front of the loop
+            loop.next([])
+        self.analysis = evaluator.analysis = narrow
+        evaluator.unwritten = frozenset()
 
     # -- Choices ----------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.demand import value_outside
 from tilewright.targets.cpu.elementwise import identity_of, unsupported
-from tilewright.targets.cpu.evaluate import Evaluator, Indices
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import Indices
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import Converter, register_type

@@ -2,15 +2,18 @@
 
     x + i // length             one factor for all elements of a channel
     x + i // n * stride + i % n rows one after the other
+    x + i * stride              a broadcast array, whose stride is 0, or a reversed one
 
-A quotient never falls (`affine.Drift`).  So where the addresses of the first lane and the last are equal, or as far
-apart as the lanes, one element or a vector is accessed; elsewhere the lanes are gathered or scattered.
+A quotient never falls (`affine.Drift`), and a stride is the same for all lanes.  So where the addresses of the first
+lane and the last are equal, or as far apart as the lanes, one element or a vector is accessed; elsewhere the lanes are
+gathered or scattered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tilewright.ir.core import Operation, SSAValue
@@ -19,22 +22,33 @@ from tilewright.targets.llvm.builder import Block, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
 
 if TYPE_CHECKING:
-    from tilewright.targets.cpu.evaluate import Evaluator, Indices
+    from tilewright.targets.cpu.evaluate import Evaluator
+    from tilewright.targets.cpu.indices import Indices
 
 
-def usual_step(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> int | None:
-    """0 or 1 where the lanes of a pointer block are mostly one element, or next to each other; else None."""
+def usual_steps(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> tuple[int, ...]:
+    """The steps, of 1, 0 and -1, that the lanes of a pointer block mostly have, or may have all at once."""
     place = next(place for place, index in enumerate(indices) if index.lanes > 1)
+    if not evaluator.is_innermost(evaluator.address(pointer, tuple(index.first for index in indices))):
+        return ()  # one gather before a loop is as good
+    fact = evaluator.analysis.along(pointer, place)
+    if fact.step is None and fact.uniform and fact.covers(indices[place].lanes):
+        return (0, -1, 1)
     drift = evaluator.analysis.drift(pointer, place)
     if drift is None or len(drift.quotients) != 1 or drift.step not in (0, 1):
-        return None
+        return ()
     ((_, divisor),) = drift.quotients
     known = constant_of(divisor)
-    return drift.step if known is None or known >= 2 * indices[place].lanes else None
+    return (drift.step,) if known is None or known >= 2 * indices[place].lanes else ()
 
 
 def load_mostly(
-    evaluator: Evaluator, operation: Operation, indices: Indices, mask: LLVMValue | None, other: LLVMValue, step: int
+    evaluator: Evaluator,
+    operation: Operation,
+    indices: Indices,
+    mask: LLVMValue | None,
+    other: LLVMValue,
+    steps: tuple[int, ...],
 ) -> LLVMValue:
     """The load, whose addresses are computed for all lanes only where they are not as usual."""
     builder, pointer, element = evaluator.builder, operation.operands[0], operation.result.type.element
@@ -43,20 +57,27 @@ def load_mostly(
     masks = [part for part in (mask, evaluator.existing(indices, lanes)) if part is not None]
     combined = evaluator.all_of(masks, lanes) if masks else builder.constant(vector_type("i1", lanes), True)
     passthrough = evaluator.to_memory(builder.splat(other, lanes), element)
-    first, usual = _first_lane(evaluator, pointer, indices, size, step)
-    if step == 0:  # the first lane's address is the one that is read
-        usual = builder.binary("and", usual, builder.extract(combined, 0))
+    first, last = _ends(evaluator, pointer, indices)
 
-    def together() -> LLVMValue:
-        if step:
+    def together(step: int) -> LLVMValue:
+        if step == 1:
             return builder.masked_load(memory, first, combined, passthrough, size)
+        if step == -1:
+            turned = builder.reversed(combined), builder.reversed(passthrough)
+            return builder.reversed(builder.masked_load(memory, last, *turned, size))
         loaded = builder.splat(builder.load(memory_type(element), first, size), lanes)
         return builder.select(combined, loaded, passthrough)
 
     def apart() -> LLVMValue:
         return builder.gather(memory, evaluator.vector(pointer, indices, lanes), combined, passthrough, size)
 
-    with _branches(evaluator, indices, usual, together, apart) as (done, incoming):
+    cases = []
+    for step in steps:
+        usual = _is_apart(evaluator, first, last, step * (lanes - 1) * size)
+        if step == 0:  # the first lane's address is the one that is read
+            usual = builder.binary("and", usual, builder.extract(combined, 0))
+        cases.append((usual, partial(together, step)))
+    with _branches(evaluator, indices, cases, apart) as (done, incoming):
         result = evaluator.from_memory(builder.phi(done, memory, incoming), element)
     evaluator.know(result)
     return result
@@ -67,7 +88,8 @@ def store_mostly(
 ) -> None:
     """The store of lanes that are mostly next to each other."""
     builder = evaluator.builder
-    first, usual = _first_lane(evaluator, pointer, indices, size, 1)
+    first, last = _ends(evaluator, pointer, indices)
+    usual = _is_apart(evaluator, first, last, (stored.lanes - 1) * size)
 
     def together() -> LLVMValue:
         builder.masked_store(stored, first, combined, size)
@@ -77,40 +99,43 @@ def store_mostly(
         builder.scatter(stored, evaluator.vector(pointer, indices, stored.lanes), combined, size)
         return first
 
-    with _branches(evaluator, indices, usual, together, apart):
+    with _branches(evaluator, indices, [(usual, together)], apart):
         pass
 
 
-def _first_lane(
-    evaluator: Evaluator, pointer: SSAValue, indices: Indices, size: int, step: int
-) -> tuple[LLVMValue, LLVMValue]:
-    """The address of the first lane, and whether the last one's is where the step puts it."""
-    builder, lanes = evaluator.builder, max(index.lanes for index in indices)
+def _ends(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> tuple[LLVMValue, LLVMValue]:
+    """The addresses of the first lane and the last."""
+    lanes = max(index.lanes for index in indices)
     first, last = (evaluator.address(pointer, evaluator.at_lane(indices, lane)) for lane in (0, lanes - 1))
-    expected = builder.gep(first, step * (lanes - 1) * size, "i8") if step else first
-    return first, builder.compare("eq", expected, last)
+    return first, last
+
+
+def _is_apart(evaluator: Evaluator, first: LLVMValue, last: LLVMValue, distance: int) -> LLVMValue:
+    """Whether the last lane's address is so many bytes after the first one's."""
+    builder = evaluator.builder
+    return builder.compare("eq", builder.gep(first, distance, "i8") if distance else first, last)
 
 
 @contextmanager
 def _branches(
     evaluator: Evaluator,
     indices: Indices,
-    usual: LLVMValue,
-    together: Callable[[], LLVMValue],
-    apart: Callable[[], LLVMValue],
+    cases: Sequence[tuple[LLVMValue, Callable[[], LLVMValue]]],
+    otherwise: Callable[[], LLVMValue],
 ) -> Iterator[tuple[Block, list[tuple[LLVMValue, Block]]]]:
-    """Code for both cases; then the block after them, with the value of each."""
+    """Code for the first case whose condition holds, or for none; then the block after them, with the value of each."""
     builder = evaluator.builder
-    before = builder.block
-    one, many, done = (builder.new_block(f"mostly.{name}") for name in ("together", "apart", "end"))
-    builder.branch_if(usual, one, many)
-    builder.start(one)
-    incoming = [(together(), one)]
-    builder.branch(done)
-    builder.start(many)
+    before, done, incoming = builder.block, builder.new_block("mostly.end"), []
+    for condition, emit in cases:
+        one, other = builder.new_block("mostly.together"), builder.new_block("mostly.apart")
+        builder.branch_if(condition, one, other)
+        builder.start(one)
+        incoming.append((emit(), one))
+        builder.branch(done)
+        builder.start(other)
     moving = [index.base for index in indices if index.lanes > 1 and index.base.text.startswith("%")]
     with evaluator.scope(before, *moving):
-        value = apart()
+        value = otherwise()
     incoming.append((value, builder.block))
     builder.branch(done)
     builder.start(done)

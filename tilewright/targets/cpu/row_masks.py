@@ -15,7 +15,8 @@ from functools import reduce
 
 from tilewright.ir.core import SSAValue
 from tilewright.targets.cpu.access import Axes, operand_axes
-from tilewright.targets.cpu.evaluate import ZERO, ComparisonPhase, Evaluator, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import ZERO, ComparisonPhase, LaneIndex
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue
 

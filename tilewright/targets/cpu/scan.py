@@ -13,7 +13,8 @@ from math import gcd
 
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.attributes import integer
-from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import Indices, LaneIndex
 from tilewright.targets.cpu.placement import Placement, identity_axes
 from tilewright.targets.cpu.reduce import inline_region, known_combination
 from tilewright.targets.cpu.storage import Storage

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.dot_pack import transposed
-from tilewright.targets.cpu.evaluate import ComparisonPhase, Evaluator, Indices, LaneIndex
+from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.indices import ComparisonPhase, Indices, LaneIndex
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue

@@ -20,7 +20,7 @@ class WideRuns:
 
     def __init__(self, function: Function, analysis: AffineAnalysis, lanes: int) -> None:
         found = [
-            _scalar(operation.operands[1])
+            scalar_of(operation.operands[1])
             for operation in function.walk()
             if operation.opcode in ("divide", "remainder") and operation.result.type.rank
         ]
@@ -36,7 +36,7 @@ def _divides(number: int, analysis: AffineAnalysis, value: SSAValue) -> bool:
     return analysis.multiple(value) % number == 0
 
 
-def _scalar(value: SSAValue) -> SSAValue | None:
+def scalar_of(value: SSAValue) -> SSAValue | None:
     """The number that all elements of a block are, if it is one that only a launch knows."""
     while value.type.rank:
         operation = value.definition

@@ -1,0 +1,122 @@
+"""Loops over vectors that are cut where quotients change, and strides of 0, 1 and -1 that only a launch knows."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.language as tl
+from tests.host.cpu_support import guarded
+from tests.host.kernel_support import check, lowered
+from tests.host.test_cpu_lowering_blocks import draw, traced
+from tilewright.targets.cpu.target import CPUTarget
+
+SERVER = CPUTarget.named("sapphirerapids")
+
+
+@tilewright.jit
+def padded(x, out, n, rows, columns, width, top, left, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column = i // width - top, i % width - left
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns) & (i < n)
+    tl.store(out + i, tl.load(x + row * columns + column, mask=inside, other=0.5), mask=i < n)
+
+
+PADDED = {"x": "*f32", "out": "*f32", **dict.fromkeys(("n", "rows", "columns", "width", "top", "left"), "i32")}
+
+
+@pytest.mark.parametrize("alias_free", [("x", "out"), ()], ids=["distinct", "maybe overlapping"])
+@pytest.mark.parametrize("columns", [1, 5, 13, 40, 130])
+def test_rows_with_a_border(columns, alias_free):
+    """Runs shorter than a vector, and as long as several; copies of what is loaded end where the memory does."""
+    rows, top, left = 9, 2, 3
+    width, height = columns + left + 4, rows + top + 1
+    function = traced(padded, PADDED, {"BLOCK": 128}, alias_free)
+    x, out = guarded(draw((rows, columns))), guarded(np.zeros((height, width), np.float32))
+    check(function, [x, out, out.size, rows, columns, width, top, left], (-(-out.size // 128),))
+
+
+def test_vectors_lie_together_between_multiples_of_a_divisor():
+    text = lowered(traced(padded, PADDED, {"BLOCK": 128}, ("x", "out")), SERVER).text
+    long, short = text.split("cut.long.0:")[1].split("cut.short.0:")
+    assert "masked.load" in long and "gather" not in long and "gather" in short
+
+
+@tilewright.jit
+def rolled(x, out, n, outer, inner, size, shift, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    rest = i % outer
+    source = (rest // inner - shift + size) % size
+    value = tl.load(x + i // outer * outer + source * inner + rest % inner, mask=i < n)
+    tl.store(out + i, value, mask=i < n)
+
+
+@pytest.mark.parametrize("inner", [1, 3, 24, 70])
+def test_quotients_of_remainders(inner):
+    size, count = 11, 5
+    types = {"x": "*f32", "out": "*f32", **dict.fromkeys(("n", "outer", "inner", "size", "shift"), "i32")}
+    function = traced(rolled, types, {"BLOCK": 256}, ("x", "out"))
+    x, n = draw((count, size, inner)), count * size * inner
+    check(function, [x, np.zeros_like(x), n, size * inner, inner, size, 4], (-(-n // 256),))
+
+
+@tilewright.jit
+def parts(x, out, quotients, first, step, divisor, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    place = i * 3 - first
+    tl.store(out + i, tl.load(x + 500 + i + place // divisor, mask=i < n) + place % divisor, mask=i < n)
+    tl.store(quotients + i, (i + step) // divisor, mask=i < n)
+
+
+@pytest.mark.parametrize("first", [0, 1, 100, 191, 382])
+@pytest.mark.parametrize("divisor", [1, 9, 31, 64, 1000])
+def test_negative_dividends_and_larger_steps(first, divisor):
+    types = {"x": "*f32", "out": "*f32", "quotients": "*i32", **dict.fromkeys(("first", "step", "divisor", "n"), "i32")}
+    function = traced(parts, types, {"BLOCK": 128}, ("x", "out", "quotients"))
+    x = draw(1200)
+    arrays = [x, np.zeros(128, np.float32), np.zeros(128, np.int32)]
+    check(function, [*arrays, first, -first, divisor, 127])
+
+
+@tilewright.jit
+def added(x, index, out, columns, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column = i // columns, i % columns
+    to = tl.load(index + row * columns + column, mask=i < n, other=0)
+    tl.atomic_add(out + row * 7 + to + column % 2, tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@pytest.mark.parametrize("columns", [6, 20, 57])
+def test_remainders_in_buffers(columns):
+    """What runs start from is computed again: buffers that the same loop writes do not have it yet."""
+    rows = 8
+    types = {"x": "*f32", "index": "*i32", "out": "*f32", "columns": "i32", "n": "i32"}
+    function = traced(added, types, {"BLOCK": 128})
+    index = np.random.default_rng(1).integers(0, 6, (rows, columns)).astype(np.int32)
+    x = draw((rows, columns)).round(1) * 8
+    check(function, [x, index, np.zeros((rows, 7), np.float32), columns, rows * columns], (-(-rows * columns // 128),))
+
+
+@tilewright.jit
+def strided(x, out, rows, columns, row_stride, column_stride, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(x + 400 + row * row_stride + column * column_stride, mask=column < columns)
+    tl.store(out + row * columns + column, value * 2.0, mask=column < columns)
+
+
+@pytest.mark.parametrize("column_stride", [-3, -1, 0, 1, 2])
+@pytest.mark.parametrize("columns", [1, 37, 64])
+def test_strides_that_a_launch_knows(columns, column_stride):
+    types = {"x": "*f32", "out": "*f32", **dict.fromkeys(("rows", "columns", "row_stride", "column_stride"), "i32")}
+    function = traced(strided, types, {"BLOCK": 64}, ("x", "out"))
+    x = draw(1000)
+    check(function, [x, np.zeros((3, columns), np.float32), 3, columns, 70, column_stride], (3,))
+
+
+def test_broadcast_and_reversed_rows_are_not_gathered():
+    types = {"x": "*f32", "out": "*f32", **dict.fromkeys(("rows", "columns", "row_stride", "column_stride"), "i32")}
+    text = lowered(traced(strided, types, {"BLOCK": 64}, ("x", "out")), SERVER).text
+    assert "mostly.together.2" in text
