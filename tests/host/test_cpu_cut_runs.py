@@ -9,7 +9,6 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tests.host.cpu_support import guarded
 from tests.host.kernel_support import check, lowered
 from tests.host.test_cpu_lowering_blocks import draw, traced
 from tilewright.targets.cpu.target import CPUTarget
@@ -35,7 +34,7 @@ def test_rows_with_a_border(columns, alias_free):
     rows, top, left = 9, 2, 3
     width, height = columns + left + 4, rows + top + 1
     function = traced(padded, PADDED, {"BLOCK": 128}, alias_free)
-    x, out = guarded(draw((rows, columns))), guarded(np.zeros((height, width), np.float32))
+    x, out = draw((rows, columns)), np.zeros((height, width), np.float32)
     check(function, [x, out, out.size, rows, columns, width, top, left], (-(-out.size // 128),))
 
 
@@ -120,3 +119,55 @@ def test_broadcast_and_reversed_rows_are_not_gathered():
     types = {"x": "*f32", "out": "*f32", **dict.fromkeys(("rows", "columns", "row_stride", "column_stride"), "i32")}
     text = lowered(traced(strided, types, {"BLOCK": 64}, ("x", "out")), SERVER).text
     assert "mostly.together.2" in text
+
+
+@tilewright.jit
+def convolution(
+    x, weights, out, images, channels, filters, height, width, KERNEL: tl.constexpr, P: tl.constexpr, C: tl.constexpr
+):
+    place = tl.program_id(0) * P + tl.arange(0, P)
+    row, column = place // width % height, place % width
+    image = place // width // height
+    chosen = tl.arange(0, C)
+    total = tl.zeros((P, C), tl.float32)
+    for down in range(KERNEL):
+        for across in range(KERNEL):
+            y, z = row + down - KERNEL // 2, column + across - KERNEL // 2
+            inside = (image < images) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
+            for first in range(0, channels, C):
+                channel = first + tl.arange(0, C)
+                left = tl.load(
+                    x + ((image * channels * height + y) * width + z)[:, None] + channel[None, :] * height * width,
+                    mask=inside[:, None] & (channel < channels)[None, :],
+                )
+                right = tl.load(
+                    weights
+                    + (chosen[None, :] * channels + channel[:, None]) * KERNEL * KERNEL
+                    + down * KERNEL
+                    + across,
+                    mask=(channel < channels)[:, None] & (chosen < filters)[None, :],
+                )
+                total += tl.dot(left, right, input_precision="ieee")
+    to = out + ((image * filters * height + row) * width + column)[:, None] + chosen[None, :] * height * width
+    tl.store(to, total, mask=(image < images)[:, None] & (chosen < filters)[None, :])
+
+
+SIZES = ("images", "channels", "filters", "height", "width")
+
+
+@pytest.mark.parametrize("sizes", [(2, 20, 7, 5, 21), (1, 3, 16, 9, 6), (1, 16, 5, 4, 40), (1, 33, 3, 3, 5)])
+def test_convolutions_by_products(sizes):
+    """Pixels in runs, columns of the left operand side by side, and depths that are no multiples of a block's."""
+    images, channels, filters, height, width = sizes
+    types = {"x": "*f32", "weights": "*f32", "out": "*f32", **dict.fromkeys(SIZES, "i32")}
+    function = traced(convolution, types, {"KERNEL": 3, "P": 64, "C": 16}, ("x", "weights", "out"))
+    x, weights = draw((images, channels, height, width)), draw((filters, channels, 3, 3), seed=1)
+    out = np.zeros((images, filters, height, width), np.float32)
+    grid = (-(-images * height * width // 64),)
+    check(function, [x, weights, out, *sizes], grid, tolerance=1e-4)
+
+
+def test_left_operands_lie_by_columns_and_products_end_where_both_operands_are_zero():
+    types = {"x": "*f32", "weights": "*f32", "out": "*f32", **dict.fromkeys(SIZES, "i32")}
+    kernel = lowered(traced(convolution, types, {"KERNEL": 3, "P": 64, "C": 16}, ("x", "weights", "out")), SERVER)
+    assert "@dot.f32.f32.f32.64x16x16.rows.1x64x16.16.cdwa(" in kernel.text  # strides of 1 and 64; a limit of the depth

@@ -133,6 +133,13 @@ class CutRuns:
         small = any(0 < (constant_of(cut.divisor) or self.lanes * cut.step) < self.least(cut) for cut in found.values())
         return list(found.values()) if worth and not small else []
 
+    def rows_lie_together(self, pointer: SSAValue, narrow: AffineAnalysis) -> bool:
+        """Whether, in runs, elements of a block's columns lie side by side, but not those of its rows."""
+        if self.analysis is None or self._is_regular(narrow, pointer, 0):
+            return False
+        rows, columns = (self.analysis.along(pointer, axis) for axis in (0, 1))
+        return rows.step == 1 and rows.run == 0 and columns.step not in _REGULAR
+
     def least(self, cut: Cut) -> int:
         """The smallest divisor whose runs are long enough."""
         return max(2, self.lanes // 2 * cut.step)

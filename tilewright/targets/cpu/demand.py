@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE, REARRANGING
-from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
+from tilewright.targets.cpu.access import (
+    FIXED,
+    SCATTERED,
+    Axes,
+    Prefix,
+    PrefixKey,
+    conjuncts,
+    masks_out,
+    operand_axes,
+    prefix_key,
+    prefix_of,
+)
 from tilewright.targets.cpu.affine import AffineAnalysis
-from tilewright.targets.cpu.attributes import integer, number
+from tilewright.targets.cpu.attributes import integer, integers, number
 from tilewright.targets.cpu.program import ProgramOrder
 
 
@@ -90,6 +102,8 @@ class _Demand:
         left, right, accumulator = user.operands
         rank = accumulator.type.rank
         fits = True
+        if value in (left, right) and axis == rank - 1 - (value is right) and left is not right:
+            return self.key in depth_prefixes(self.analysis, user)
         if value is left:
             fits = fits and axis == rank - 2 and self.unneeded(user.result, axis)
         if value is right:
@@ -136,6 +150,69 @@ class _Demand:
             if axes[axis] in (FIXED, SCATTERED) or not self.unneeded(result, axes[axis]):
                 return False
         return True
+
+
+@dataclass(frozen=True)
+class DepthPrefix:
+    """A prefix of a product's depth, and the blocks that it is computed from."""
+
+    prefix: Prefix
+    blocks: frozenset[SSAValue]
+
+
+def depth_prefixes(analysis: AffineAnalysis, dot: Operation) -> dict[PrefixKey, DepthPrefix]:
+    """The prefixes of the depth beyond which both operands of a product are zero, by their keys: products end there.
+
+    They can be computed again where the product is: from numbers alone.
+    """
+    left, right = dot.operands[:2]
+    rank = left.type.rank
+    found = _zero_outside(analysis, left, rank - 1)
+    if found:
+        others = _zero_outside(analysis, right, rank - 2)
+        found = {key: prefix for key, prefix in found.items() if key in others}
+    return {
+        key: DepthPrefix(prefix, blocks)
+        for key, prefix in found.items()
+        if (blocks := _computed_blocks(prefix.index, prefix.limit)) is not None
+    }
+
+
+def _zero_outside(analysis: AffineAnalysis, value: SSAValue, axis: int) -> dict[PrefixKey, Prefix]:
+    """The prefixes along an axis of a loaded block outside of which it is zero."""
+    operation = value.definition
+    while operation is not None and operation.opcode in ("cast", "permute"):
+        axis = axis if operation.opcode == "cast" else integers(operation, "order")[axis]
+        operation = operation.operands[0].definition
+    if operation is None or operation.opcode != "load" or len(operation.operands) < 2:
+        return {}
+    found = {}
+    for part, axes in conjuncts(operation.operands[1]):
+        prefix, key = prefix_of(part, analysis), prefix_key(part)
+        if prefix is None or key is None or axes[prefix.axis] != axis:
+            continue
+        if value_outside(operation.result, frozenset([part])) == 0:
+            found[key] = prefix
+    return found
+
+
+def _computed_blocks(*values: SSAValue) -> frozenset[SSAValue] | None:
+    """The blocks that values are computed from; None if one of them is anything else than arithmetic with numbers."""
+    found: set[SSAValue] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value.type.is_scalar or value in found:
+            continue
+        operation = value.definition
+        if operation is None or operation.opcode not in _ARITHMETIC:
+            return None
+        found.add(value)
+        pending += operation.operands
+    return frozenset(found)
+
+
+_ARITHMETIC = ELEMENTWISE | REARRANGING | {"arange", "constant", "hint"}
 
 
 def _places(user: Operation, value: SSAValue) -> list[int]:

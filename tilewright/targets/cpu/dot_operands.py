@@ -10,7 +10,7 @@ from __future__ import annotations
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.access import Prefix
 from tilewright.targets.cpu.attributes import integer
-from tilewright.targets.cpu.demand import unneeded_outside
+from tilewright.targets.cpu.demand import depth_prefixes, unneeded_outside
 from tilewright.targets.cpu.distinct import plain
 from tilewright.targets.cpu.dot import (
     Accumulator,
@@ -34,7 +34,7 @@ from tilewright.targets.cpu.dot_places import (
 )
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.indices import ZERO, Indices, LaneIndex
-from tilewright.targets.cpu.nests import count_of_prefix
+from tilewright.targets.cpu.limits import count_of_prefix
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.storage import Storage
@@ -130,6 +130,11 @@ class DotEmitter:
                 place = (0 if first else 2) if side == "left" else (2 if first else 1)
                 known = limits[place]
                 limits[place] = count if known is None else self.builder.minimum(known, count)
+        for depth in depth_prefixes(self.placement.analysis, operation).values():
+            index, extent, known = depth.prefix.index, operation.operands[0].type.shape[-1], limits[2]
+            with self.evaluator.without(depth.blocks):  # their buffers may hold something else by now
+                count = count_of_prefix(self.evaluator, index, depth.prefix.limit, depth.prefix.inclusive, extent)
+            limits[2] = count if known is None else self.builder.minimum(known, count)
         for place in (0, 1):
             known = limits[place]
             demanded = self._demanded(operation, place) if known is None or place == 1 and narrow else None

@@ -41,6 +41,8 @@ class _Storage(TargetStorage):
         self.target = target
 
     def block(self, value: SSAValue) -> Storage:
+        if self._is_turned(value):
+            return Storage.turned(value.type.element, value.type.shape)
         extents = self._product_extents(value)
         rows, stride = extents if extents is not None else (0, 0)
         return Storage.for_block(value.type.element, value.type.shape, rows, stride)
@@ -53,6 +55,15 @@ class _Storage(TargetStorage):
             if operation.opcode == "dot" and operation.result.type == value.type:
                 return accumulator_extents(self.target, dot_shape(operation), value.type.dtype)
         return None
+
+    def _is_turned(self, value: SSAValue) -> bool:
+        """Whether a block is the left operand of products alone, and its columns are what is read side by side."""
+        load, cut_runs = value.definition, self.placement.cut_runs
+        if load is None or load.opcode != "load" or value.type.rank != 2 or min(value.type.shape) < cut_runs.lanes:
+            return False
+        users = [each for each in self.placement.program.operations if value in each.operands]
+        products = all(each.opcode == "dot" and value not in each.operands[1:] for each in users)
+        return products and cut_runs.rows_lie_together(load.operands[0], self.placement.analysis)
 
     def dot_scratch(self, operation: Operation) -> int:
         return dot_scratch(self.placement, self.target, operation)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from math import gcd, inf
 
@@ -21,11 +20,12 @@ from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
-from tilewright.targets.cpu.cut_runs import Cut, CutRuns, long_enough, run_length
+from tilewright.targets.cpu.cut_runs import Cut, long_enough, run_length
 from tilewright.targets.cpu.demand import unneeded_outside
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.indices import ZERO, ComparisonPhase, Indices, LaneIndex
 from tilewright.targets.cpu.interleaving import Interleaver, find_interleaving
+from tilewright.targets.cpu.limits import Limit, PrefixMask, count_of_prefix
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes
 from tilewright.targets.cpu.placement import Placement
@@ -45,21 +45,6 @@ Accumulators = list[LLVMValue]
 _LONG_BODY = 40  # simple operations of an iteration, from which on loops are not unrolled
 
 
-@dataclass(frozen=True)
-class PrefixMask:
-    """`compares`, all of one key, which hold for leading elements of an axis."""
-
-    key: PrefixKey
-    compares: dict[SSAValue, int]
-
-
-@dataclass(frozen=True)
-class Limit(PrefixMask):
-    """A prefix mask, and the run-time count of elements for which it holds."""
-
-    count: LLVMValue
-
-
 class NestEmitter:
     """Emits the nests of one function."""
 
@@ -76,7 +61,7 @@ class NestEmitter:
         self.evaluator = evaluator
         self.width = target.vector_bits // 32
         self.wide_runs = WideRuns(placement.program.function, placement.analysis, self.width)
-        self.cut_runs = CutRuns(placement.program.function, self.width)
+        self.cut_runs = placement.cut_runs
         self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
         self.on_nest: Callable[[], None] = lambda: None
         self._has_versions = False  # whether the open nest is one of two, for numbers known at run time
@@ -186,6 +171,10 @@ class NestEmitter:
         vector = None if vectorised or not count else self._vector_position(roots, free, reduced)
         order = [position for position in range(count) if position not in (vector, reduced)]
         order += [position for position in (vector, reduced) if position is not None]
+        if vector is not None and count > 1 and reduced is None:
+            axes = {root: free[root][vector] for root in roots}
+            if self._cuts(roots, axes, roots[0].domain[axes[roots[0]]]):
+                order.insert(0, order.pop())  # what is known of a run holds for the whole of the other axes
         self._nest(roots, bound, free, list(dict.fromkeys(order)), vector, reduced)
 
     def _nest(
@@ -571,6 +560,7 @@ class NestEmitter:
             root.value for root in roots if root.kind == "buffer" and root.value is not None
         )
         lanes = self._lanes(roots, axes, extent)
+        self.analysis = narrow  # of other axes
         step = builder.reserve("i64")
         with builder.loop(builder.integer(0), upper, step) as loop:
             with evaluator.scope(loop.guard, loop.index):
@@ -590,8 +580,7 @@ class NestEmitter:
                     body(LaneIndex(index, lanes, phase, mask, start), [])
                 builder.line(f"{step.text} = add i64 {length.text}, 0")  # was reserved in front of the loop
             loop.next([])
-        self.analysis = evaluator.analysis = narrow
-        evaluator.unwritten = frozenset()
+        evaluator.analysis, evaluator.unwritten = narrow, frozenset()
 
     # -- Choices ----------------------------------------------------------------------------------
 
@@ -626,7 +615,7 @@ class NestEmitter:
         if root.kind == "store":
             score += 2 * self._step_score(root.operation.operands[0], tuple(range(len(root.domain))), axis)
         elif root.kind == "buffer":
-            score += 3 if axis == len(root.domain) - 1 else -3
+            score += 3 if root.storage is not None and root.storage.strides[axis] == 1 else -3
         return score
 
     def _step_score(self, pointer: SSAValue, axes: tuple[int, ...], axis: int) -> float:
@@ -768,23 +757,6 @@ class NestEmitter:
         result_axis = axis - int(root.reduced_axis is not None and root.reduced_axis < axis)
         results = root.operation.results
         return not all(unneeded_outside(program, self.analysis, result, result_axis, limit.key) for result in results)
-
-
-def count_of_prefix(evaluator: Evaluator, index: SSAValue, limit: SSAValue, inclusive: bool, extent: int) -> LLVMValue:
-    """How many leading elements satisfy `index < limit`: an i64 between 0 and the extent."""
-    builder = evaluator.builder
-    key = ("prefix", index, limit, inclusive, extent)
-    known = evaluator.shared(key)
-    if known is not None:
-        return known
-    first = evaluator.wide(index, tuple(ZERO for _ in index.type.shape))
-    end = evaluator.wide(limit, tuple(ZERO for _ in limit.type.shape))
-
-    def emit() -> LLVMValue:
-        count = builder.add(builder.subtract(end, first), int(inclusive))
-        return builder.maximum(builder.minimum(count, extent), 0)
-
-    return evaluator.share(key, evaluator.emit_at([first, end], emit))
 
 
 def _free(root: Root, bound: Bound) -> list[int]:

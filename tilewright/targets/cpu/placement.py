@@ -21,6 +21,7 @@ from tilewright.targets.cpu.access import (
 )
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Aliasing
+from tilewright.targets.cpu.cut_runs import CutRuns
 from tilewright.targets.cpu.dot_places import addressable, is_zero
 from tilewright.targets.cpu.program import ProgramOrder
 from tilewright.targets.cpu.register_tables import fits_register
@@ -51,6 +52,7 @@ class Placement:
         self.program = ProgramOrder(function)
         self.target = target
         self.analysis = analysis
+        self.cut_runs = CutRuns(function, target.vector_bits // 32)
         self.aliasing = Aliasing(function, analysis, careful)
         self.stored: set[SSAValue] = set()
         self.remarks: list[Remark] = []

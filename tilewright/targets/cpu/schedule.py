@@ -38,6 +38,11 @@ class Root:
     reads: Reads
 
     @property
+    def writes_columns(self) -> bool:
+        """Whether it writes a buffer whose columns are what lies together."""
+        return self.kind == "buffer" and self.storage is not None and self.storage.is_turned
+
+    @property
     def reduced_axis(self) -> int | None:
         return integer(self.operation, "axis") if self.kind == "reduce" else None
 
@@ -525,6 +530,10 @@ class Partitioner:
         if not cluster:
             return True
         if mode == "rows" and any(self._wants_vectors(item, [*cluster, root], axes) for item in [*cluster, root]):
+            return False
+        if any(
+            item.kind == "buffer" and item.storage is not None and item.storage.is_turned for item in (*cluster, root)
+        ):
             return False
         extent = root.domain[own[position]]
         deep = any(len(axes[item]) > 1 for item in [*cluster, root])

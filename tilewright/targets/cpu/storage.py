@@ -36,6 +36,17 @@ class Storage:
         return cls(element, shape, tuple(strides), prod(padded) * element.itemsize)
 
     @classmethod
+    def turned(cls, element: Element, shape: tuple[int, ...]) -> Storage:
+        """A buffer for a block of two dimensions, column by column."""
+        lying = cls.for_block(element, shape[::-1])
+        return cls(element, shape, lying.strides[::-1], lying.bytes)
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether its columns are what lies together."""
+        return len(self.shape) == 2 and self.strides[1] != 1
+
+    @classmethod
     def raw(cls, size: int) -> Storage:
         """Plain bytes, for a kernel's own packed copies."""
         return cls(int8, (size,), (1,), size)

@@ -50,7 +50,7 @@ def find_turn(analysis: AffineAnalysis, root: Root, axes: list[int], width: int)
 def writes_along(analysis: AffineAnalysis, root: Root, axis: int) -> bool:
     """Whether elements along an axis are written side by side."""
     if root.kind == "buffer":
-        return axis == len(root.domain) - 1
+        return root.storage is not None and root.storage.strides[axis] == 1
     fact = analysis.along(root.operation.operands[0], axis)
     return fact.step == 1 and fact.run == 0
 
