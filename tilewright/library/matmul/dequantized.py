@@ -47,6 +47,7 @@ _FEW_ROWS_OF_WORDS = ((1, 1, 0), (2, 2, 0), (4, 4, 0))
 _CONFIGS_OF_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 8, 0), *_ROW_CONFIGS[4:])
 _CONFIGS_OF_COMPUTED_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 6, 0), *_ROW_CONFIGS[4:])  # with 16 registers
 _CONFIGS_OF_WORDS_IN_16_BITS = (*_FEW_ROWS_OF_WORDS, (16, 8, 0), *_ROW_CONFIGS[4:])
+_CONFIGS_OF_WORDS_IN_PAIRS = (*_FEW_ROWS_OF_WORDS, *_ROW_CONFIGS[4:])
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ def _configs(x: Value, weights: _Weights, target: Target) -> Sequence[tuple[int,
     if weights.in_words and not weights.looked_up:
         return _CONFIGS_OF_COMPUTED_WORDS
     if weights.in_words:
-        in_16_bits = weights.in_pairs or target.dot_rate(x.dtype) > 1
-        return _CONFIGS_OF_WORDS_IN_16_BITS if in_16_bits else _CONFIGS_OF_WORDS
+        if weights.in_pairs:
+            return _CONFIGS_OF_WORDS_IN_PAIRS
+        return _CONFIGS_OF_WORDS_IN_16_BITS if target.dot_rate(x.dtype) > 1 else _CONFIGS_OF_WORDS
     if weights.bits == 4 or target.dot_rate(x.dtype) > 1:
         return _ROW_CONFIGS
     return _CONFIGS_OF_8_BITS_IN_PAIRS if weights.in_pairs else _CONFIGS_OF_8_BITS
