@@ -168,6 +168,16 @@ def test_known_micro_kernels_are_left_as_they_are_written_and_stay_inside_the_ob
     assert len(kept) == len(tiles) and all(line.startswith("define internal ") for line in kept)
 
 
+def test_two_groups_of_rows_fetch_the_next_panel() -> None:
+    """A block of many rows may have few of them: then few groups pass over a panel, and must fetch all of the next."""
+    target = CPUTarget.named("sapphirerapids")
+    text = emit_product(target, DotShape(96, 64, 96), "panels", FLOAT32, limits=(True, False, False), row_stride=96)[0]
+    tiles = text.split("define internal ")[1:]
+    fetched = [tile.count("i32 0, i32 2, i32 1)") for tile in tiles if "@tile." in tile.splitlines()[0]]
+    width = target.microtile(dtypes.float32)[1]
+    assert fetched and min(fetched) == width * 4 * 2 // 64 // 2  # of the lines of two steps, each group half
+
+
 @pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("types", [FLOAT64, BFLOAT16, FLOAT16, INT8, UINT8], ids=lambda types: types[0].name)

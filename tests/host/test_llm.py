@@ -213,7 +213,8 @@ def test_the_command_line(folder, monkeypatch):
     chat = run("chat", str(folder), "--max-tokens", "4", "--memory", "1", text="Hello\nAnd you?\n")
     assert chat.returncode == 0 and chat.stdout
     missing = run("generate", str(folder / "nothing"), "Once")
-    assert missing.returncode == 1 and "config.json" in missing.stderr and "Traceback" not in missing.stderr
+    assert missing.returncode == 1 and "no such folder" in missing.stderr and "Traceback" not in missing.stderr
+    assert "not downloaded: hf download Org/Model" in run("generate", "Org/Model", "Once").stderr
 
 
 ODD = [

@@ -161,6 +161,10 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        if not os.path.lexists(folder):
+            parts = folder.parts  # of the name of a model on a hub there are two
+            hint = f"; models are not downloaded: hf download {folder.as_posix()} --local-dir FOLDER does it"
+            raise ImportModelError(f"{folder}: no such folder{hint if len(parts) == 2 and '/' not in parts else ''}")
         self.config: dict[str, Any] = read_settings(folder / "config.json")
         self.tensors = self._read_weights()
         self._used: set[str] = set()

@@ -478,7 +478,8 @@ class DotFunction:
     def _limited_row_groups(self, run: _DepthRun, panel: _Panel) -> None:
         """Groups of the sizes that `_plan_row_groups` found: one micro-kernel for each size."""
         builder = self.builder
-        likely_groups = max(1, run.rows[-1] // self.blocking.max_rows)
+        # Two groups must be enough: what they do not fetch, each panel waits for. More repeat what was fetched.
+        fewest_groups = min(2, max(1, run.rows[-1] // self.blocking.max_rows))
         with builder.loop(builder.integer(0), self.group_count, 1, [builder.integer(0)], hint="groups") as loop:
             first = loop.values[0]
             larger = builder.cast("zext", builder.compare("slt", loop.index, self.extra), "i64")
@@ -488,7 +489,7 @@ class DotFunction:
             builder.switch(size, done, list(blocks.items()))
             for number, block in blocks.items():
                 builder.start(block)
-                self._run_tile(run, panel, first, number * self.unit, loop.index, likely_groups)
+                self._run_tile(run, panel, first, number * self.unit, loop.index, fewest_groups)
                 builder.branch(done)
             builder.start(done)
             loop.next([builder.add(first, builder.multiply(size, self.unit))])
