@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -57,6 +58,22 @@ def test_once(
         path.write_bytes(path.read_bytes()[:-40])
     rounded_once(weights, bits, group, method, moments)
     assert len(calls) == 3
+
+
+def test_keys_of_arrays() -> None:
+    """Arrays of any type and number of axes have keys, others for others, and the same in another order."""
+    narrow = np.dtype(ml_dtypes.bfloat16)
+    arrays: list[dict[str, np.ndarray]] = [
+        {}, {"a": np.array(1.5)}, {"a": np.array(2.5)}, {"b": np.array(1.5)}, {"a": np.array([1.5])},
+        {"a": np.array(1.5, np.float32)}, {"a": np.array(1, narrow)}, {"a": np.array([1, 2], narrow)},
+        {"a": np.array(["x", None], object)}, {"a": np.zeros((0, 3))}, {"a": np.zeros((3, 0))},
+        {"a": np.arange(6).reshape(2, 3)}, {"a": np.arange(6).reshape(2, 3).T}, {"a b": np.array(1.5)},
+        {"a": np.array(1.5), "b": np.array(2.5)}, {"a": np.array(2.5), "b": np.array(1.5)},
+    ]  # fmt: skip
+    assert len({cache.arrays_key(each) for each in arrays}) == len(arrays)
+    assert all(cache.arrays_key(each) == cache.arrays_key(dict(reversed(each.items()))) for each in arrays)
+    strided = np.arange(12).reshape(3, 4)[:, ::2]
+    assert cache.arrays_key({"a": strided}) == cache.arrays_key({"a": strided.copy()})
 
 
 def test_the_limit_is_applied_to_each_layer(

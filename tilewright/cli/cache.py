@@ -20,6 +20,16 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 
+_ENTRIES = {ROUNDED_WEIGHTS: "rounded", SEARCHES: "measured"}  # by folder, those of others are kernels
+# What is counted, as fields of `CacheState`, in the order of the summary: the field of its bytes, the summary's words.
+_COUNTED = {
+    "entries": ("entry_bytes", "{} entries, {}"),
+    "rounded": ("rounded_bytes", "rounded weights of {} layers, {}"),
+    "measured": ("measured_bytes", "{} measurements of searches, {}"),
+    "other_files": ("other_bytes", ""),
+    "leftovers": ("leftover_bytes", "{} files of killed writers, {} (tilewright cache clean)"),
+}
+
 
 @dataclass(frozen=True)
 class CacheState:
@@ -44,49 +54,34 @@ def cache_state() -> CacheState:
     """Counts of the cache folder that the settings name, whether it is used or not."""
     folder = settings.cache_directory
     abandoned = dict(safe_files.leftovers(folder))
-    entries: list[int] = []
-    rounded: list[int] = []
-    measured: list[int] = []
-    others: list[int] = []
+    sizes: dict[str, list[int]] = {field: [] for field in _COUNTED}
+    sizes["leftovers"] += abandoned.values()
     for path in safe_files.files(folder):
         try:
             size = path.lstat().st_size
         except OSError:
             continue  # removed meanwhile
         if path not in abandoned:
-            kinds = entries
-            if folder / ROUNDED_WEIGHTS in path.parents:
-                kinds = rounded
-            elif folder / SEARCHES in path.parents:
-                kinds = measured
-            (kinds if path.suffix == SUFFIX else others).append(size)
+            entries = _ENTRIES.get(path.relative_to(folder).parts[0], "entries")
+            sizes[entries if path.suffix == SUFFIX else "other_files"].append(size)
+    counted: dict[str, int] = {}
+    for field, found in sizes.items():
+        counted |= {field: len(found), _COUNTED[field][0]: sum(found)}
     return CacheState(
         folder=str(folder),
-        entries=len(entries),
-        entry_bytes=sum(entries),
-        rounded=len(rounded),
-        rounded_bytes=sum(rounded),
-        measured=len(measured),
-        measured_bytes=sum(measured),
-        other_files=len(others),
-        other_bytes=sum(others),
-        leftovers=len(abandoned),
-        leftover_bytes=sum(abandoned.values()),
         not_used=safe_files.why_not_private(folder) if os.path.lexists(folder) else None,
+        **counted,
     )
 
 
 def summary(state: CacheState) -> str:
-    """One line for people."""
-    text = f"{state.entries} entries, {state.entry_bytes / 1e6:.1f} MB"
-    if state.rounded:
-        text += f"; rounded weights of {state.rounded} layers, {state.rounded_bytes / 1e6:.1f} MB"
-    if state.measured:
-        text += f"; {state.measured} measurements of searches, {state.measured_bytes / 1e6:.1f} MB"
-    if state.leftovers:
-        size = f"{state.leftover_bytes / 1e6:.1f} MB"
-        text += f"; {state.leftovers} files of killed writers, {size} (tilewright cache clean)"
-    return text
+    """One line for people: entries, and what else there is."""
+    parts = []
+    for field, (size, words) in _COUNTED.items():
+        count = getattr(state, field)
+        if words and (count or field == "entries"):
+            parts.append(words.format(count, f"{getattr(state, size) / 1e6:.1f} MB"))
+    return "; ".join(parts)
 
 
 @commands.command("show")

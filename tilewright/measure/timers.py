@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,8 @@ _COPIES = 64  # of weights, at most
 _ROUNDS = 3
 _ROUND_MILLISECONDS = 10.0  # of one candidate in one round: the clock has to fall as it does in use
 _ROUND_CALLS = (3, 60)  # at least, at most
+_PROCESSOR_ROUNDS = 15
+_PROCESSOR_MICROSECONDS = 500  # that the calls of a candidate in one round take at least
 _ESTIMATES = 5  # runs that decide how many more there are
 
 
@@ -72,6 +75,26 @@ def alone(calls: Mapping[int, Call]) -> dict[int, float]:
             count = max(least, min(most, int(_ROUND_MILLISECONDS / first[number])))
             samples[number] += timer.milliseconds(call, count, _nothing)
     return {number: median(found) * 1e3 for number, found in samples.items()}
+
+
+def on_processor(calls: Sequence[Call], one_thread: bool) -> list[list[float]]:
+    """Microseconds of calls on the CPU, those of each round; with one thread CPU time, which leaves out other programs.
+
+    A round has as many calls of a candidate as are long enough for the clock.
+    """
+    clock = time.process_time if one_thread else time.perf_counter
+
+    def mean(call: Call, count: int) -> float:
+        begin = clock()
+        for _ in range(count):
+            call()
+        return (clock() - begin) / count * 1e6
+
+    for call in calls:
+        call()
+    counts = [max(1, ceil(_PROCESSOR_MICROSECONDS / max(mean(call, 1), 0.1))) for call in calls]
+    rounds = [[mean(call, count) for call, count in zip(calls, counts, strict=True)] for _ in range(_PROCESSOR_ROUNDS)]
+    return [list(times) for times in zip(*rounds, strict=True)]
 
 
 def _nothing() -> None:

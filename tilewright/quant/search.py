@@ -15,7 +15,6 @@ What is measured on the way is stored (`quant.stored_search`): a search that was
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -35,6 +34,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_node
 from tilewright.importers import import_model
 from tilewright.importers.quantized_weights import nearest
+from tilewright.measure.timers import on_processor
 from tilewright.quant.calibration import Sample, samples_of
 from tilewright.quant.layers import (
     DYNAMIC,
@@ -65,8 +65,6 @@ INT8_SMOOTH = "int8-smooth"  # int8 after magnitudes were moved from a product's
 SEARCHED_FORMATS = (STATIC, INT8_SMOOTH, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS)
 _SCHEMES = {INT8_SMOOTH: STATIC}  # of `quant.layers`, where a format is not one itself
 _LEAST_SAVED = 0.03  # of a layer's time: less is noise
-_ROUNDS = 15  # of runs that a time is the median, or for one layer the least, of
-_ROUND_SECONDS = 5e-4  # that runs of one round take at least
 _LEFT_OUT = 4  # steps that may fail before the search ends
 _SAMPLES = 4  # that errors of layers are measured on
 Assignment = dict[str, str]  # by layer the format, without those in floats
@@ -581,22 +579,6 @@ def _distinct_percentages(*parts: float) -> list[str]:
 
 
 def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[list[float]]:
-    """Seconds of interleaved runs of each engine; with one thread CPU time, which leaves out other programs."""
-    clock = time.process_time if settings.threads == 1 else time.perf_counter
-    runs: list[Callable[[], Any]] = [lambda engine=engine: engine.run(inputs) for engine in engines]  # type: ignore[misc]
-    seconds: list[list[float]] = [[] for _ in engines]
-    for run in runs:
-        run()
-    counts = [max(1, ceil(_ROUND_SECONDS / max(_seconds_of(run, 1, clock), 1e-7))) for run in runs]
-    for _ in range(_ROUNDS):
-        for times, run, count in zip(seconds, runs, counts, strict=True):
-            times.append(_seconds_of(run, count, clock))
-    return seconds
-
-
-def _seconds_of(run: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    """The mean seconds of `count` runs."""
-    begin = clock()
-    for _ in range(count):
-        run()
-    return (clock() - begin) / count
+    """Seconds of interleaved runs of each engine."""
+    times = on_processor([partial(engine.run, inputs) for engine in engines], settings.threads == 1)
+    return [[microseconds * 1e-6 for microseconds in each] for each in times]

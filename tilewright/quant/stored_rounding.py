@@ -15,10 +15,11 @@ import numpy as np
 from tilewright.dtypes import int4
 from tilewright.importers.quantized_weights import QuantizedMatrix
 from tilewright.quant.rounding import NEAREST, Moments, RoundedWeights, rounded
-from tilewright.targets.llvm.cache import CacheEntry, rounded_weights
+from tilewright.targets.llvm.cache import CacheEntry, arrays_key, rounded_weights
 
 _VERSION = 1  # of what `rounded` computes: entries of another one are not read
 _ARRAYS = ("scales", "zeros", "order", "offsets")  # of a matrix, besides its codes
+_MOMENTS = ("lowest", "highest", "total", "magnitudes", "products")
 
 
 def rounded_once(weights: np.ndarray, bits: int, group: int, method: str, moments: Moments | None) -> RoundedWeights:
@@ -35,12 +36,10 @@ def rounded_once(weights: np.ndarray, bits: int, group: int, method: str, moment
 
 
 def _key(weights: np.ndarray, bits: int, group: int, method: str, moments: Moments) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {bits} {group} {method} {moments.count} {weights.dtype}".encode())
-    for array in (weights, moments.lowest, moments.highest, moments.total, moments.magnitudes, moments.products):
-        if array is not None:
-            digest.update(f"{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return f"rounded-{digest.hexdigest()[:40]}"
+    measured = {name: array for name in _MOMENTS if (array := getattr(moments, name)) is not None}
+    arrays = arrays_key({"weights": weights, **measured})
+    described = f"{_VERSION} {bits} {group} {method} {moments.count} {arrays}"
+    return f"rounded-{hashlib.sha256(described.encode()).hexdigest()[:40]}"
 
 
 def _encoded(found: RoundedWeights) -> bytes:

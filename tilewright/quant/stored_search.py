@@ -24,7 +24,7 @@ from tilewright.quant.calibration import Sample
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.llvm.cache import CacheEntry, compiler_digest, searches, source_digest
+from tilewright.targets.llvm.cache import CacheEntry, arrays_key, compiler_digest, searches, source_digest
 from tilewright.targets.registry import backend_of
 
 logger = logging.getLogger("tilewright.search")
@@ -82,18 +82,8 @@ def _digest_of(graph: Graph, samples: Sequence[Sample], targets: Sequence[Target
     data, constants = to_data(graph)
     versions = source_digest("."), compiler_digest(), np.__version__
     described = [backend_of(target).key for target in targets], settings.threads, versions
-    digest = hashlib.sha256(f"{described}{json.dumps(data, sort_keys=True)}".encode())
-    for arrays in (constants, *samples):
-        for name in sorted(arrays):
-            array = np.asarray(arrays[name])
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else _bytes_of(array))
-    return digest.hexdigest()[:32]
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    """The memory of an array, of whatever type: buffers have no name for those of ml_dtypes."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    arrays = [arrays_key(each) for each in (constants, *samples)]
+    return hashlib.sha256(f"{described}{json.dumps(data, sort_keys=True)}{arrays}".encode()).hexdigest()[:32]
 
 
 def _arrays_of(entry: CacheEntry) -> dict[str, np.ndarray]:

@@ -411,7 +411,7 @@ class _TileFunction:
         last = b.emit(f"and i64 {length.text}, {-step}", "i64")
         with b.when(b.compare("slt", last, length), hint="ragged"):
             inside = b.lane_mask(b.subtract(length, last), step)
-            outside = b.binary("xor", inside, b.constant(inside.type, True))
+            outside = b.inverse(inside)
             with b.loop(b.integer(0), self.rows, 1, hint="clear") as loop:
                 offset = b.add(b.multiply(loop.index, self.blocking.left_stride), last)
                 place = b.gep(self.scratch, offset, self.element)

@@ -165,8 +165,7 @@ class Elementwise:
         if opcode == "negate":
             return builder.negate(operands[0])
         if opcode == "not":
-            ones = builder.constant(operands[0].type, True if dtype.is_bool else -1)
-            return builder.binary("xor", operands[0], ones)
+            return builder.inverse(operands[0])
         if opcode == "absolute":
             if not dtype.is_signed:
                 return operands[0]

@@ -178,7 +178,7 @@ class _Overlaps:
             return meet
         harmful = builder.compare("ne", read, written)
         if hazard.apart is None:
-            harmful = builder.binary("or", harmful, builder.binary("xor", lanes.apart(), builder.constant("i1", True)))
+            harmful = builder.binary("or", harmful, builder.inverse(lanes.apart()))
         return builder.binary("and", meet, harmful)
 
     def _number(self, number: Number) -> LLVMValue:

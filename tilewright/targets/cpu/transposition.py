@@ -95,14 +95,14 @@ class Transposer:
         """A tile that exists as a whole, one with all of its written axis, or any."""
         builder = self.builder
         fits_read, fits_written = self._fits(read, self.read_end), self._fits(written, self.written_end)
-        ragged_read, ragged_written = (self._negated(each) for each in (fits_read, fits_written))
-        forms = [(self._conjunction(fits_read, fits_written), False, False)]
-        forms += [(self._conjunction(ragged_read, fits_written), True, False), (ragged_written, True, True)]
+        ragged_read, ragged_written = builder.inverse(fits_read), builder.inverse(fits_written)
+        forms = [(builder.binary("and", fits_read, fits_written), False, False)]
+        forms += [(builder.binary("and", ragged_read, fits_written), True, False), (ragged_written, True, True)]
         before = builder.block
         for condition, *ragged in forms:
-            if condition.text == "false":
+            if condition.truth is False:
                 continue
-            if condition.text == "true":
+            if condition.truth is True:
                 self._tile(bound, written, read, *ragged)
                 continue
             with builder.when(condition), self.evaluator.scope(before):
@@ -114,17 +114,6 @@ class Transposer:
         if end.constant is not None and end.constant % self.turn.side == 0:
             return self.builder.constant("i1", True)
         return self.builder.compare("sle", self.builder.add(start, self.turn.side), end)
-
-    def _negated(self, condition: LLVMValue) -> LLVMValue:
-        if condition.text == "true":
-            return self.builder.constant("i1", False)
-        return self.builder.binary("xor", condition, self.builder.constant("i1", True))
-
-    def _conjunction(self, left: LLVMValue, right: LLVMValue) -> LLVMValue:
-        for one, other in ((left, right), (right, left)):
-            if one.text in ("true", "false"):
-                return other if one.text == "true" else one
-        return self.builder.binary("and", left, right)
 
     def _tile(
         self, bound: dict[int, LaneIndex], written: LLVMValue, read: LLVMValue, ragged_read: bool, ragged_written: bool

@@ -189,7 +189,7 @@ class WaitEmitter:
         builder.store(following, self._passes[number], 8)
         with builder.when(builder.compare("eq", following, _PASSES_OF_WAIT)):
             builder.store(builder.integer(-1), state, 8)  # no progress that there has been
-        still = builder.binary("xor", moved, builder.constant("i1", True))
+        still = builder.inverse(moved)
         due = builder.compare("eq", builder.binary("and", following, builder.integer(_PASSES_OF_WAIT - 1)), 0)
         with builder.when(builder.binary("and", due, still), (1, 1 << 10)):
             stuck = builder.emit(f"call i1 @{_ASK}({self.record}, {state})", "i1")

@@ -49,7 +49,7 @@ def _outside(lowering: KernelLowering, value: SSAValue, place: int) -> LLVMValue
     if value.type.is_scalar:
         return None
     inside = lowering.inside(lowering.layout(value), value.type.shape, lowering.numbers(value)[place])
-    return None if inside is None else lowering.builder.binary("xor", inside, LLVMValue("i1", "true"))
+    return None if inside is None else lowering.builder.inverse(inside)
 
 
 def _print(lowering: KernelLowering, operation: Operation) -> None:

@@ -234,7 +234,7 @@ def _integer(lowering: KernelLowering, operation: Operation, operands: Sequence[
     if opcode == "negate":
         return builder.negate(operands[0])
     if opcode == "not":
-        return builder.binary("xor", operands[0], builder.constant(operands[0].type, True if dtype.is_bool else -1))
+        return builder.inverse(operands[0])
     if opcode == "absolute":
         if not dtype.is_signed:
             return operands[0]

@@ -22,7 +22,9 @@ from functools import partial
 
 from tilewright.dtypes import DType, uint8
 from tilewright.ir.core import Attribute, Function, Operation, Region, SSAValue
+from tilewright.ir.ops import effects_of
 from tilewright.ir.rewrite import Rebuilder
+from tilewright.ir.table import READ
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo
 from tilewright.targets.gpu.accesses import access_operands
@@ -34,6 +36,8 @@ from tilewright.targets.gpu.shared_memory import Allocation
 from tilewright.targets.gpu.tiles import PLACE_ATTRIBUTE, tile_axis
 
 Ahead = tuple[SSAValue, list[SSAValue]]  # the index of an iteration that is copied for, and the values carried for it
+
+_VIEWS = ("shared_index", "shared_tile", "shared_transpose")  # of shared memory, which they do not touch
 
 
 class LoopWriter(Rebuilder):
@@ -49,6 +53,7 @@ class LoopWriter(Rebuilder):
         self.facts: dict[SSAValue, AxisInfo] = {}
         self.working: dict[Operation, LinearLayout] = {}
         self.copies: list[tuple[Operation, Operation]] = []  # operations, and what was written of them
+        self.scratched: set[Operation] = set()  # written operations that have scratch of shared memory
         self.stages: dict[Operation, SSAValue] = {}  # the memory of each loop
         self.replaced: dict[Operation, Callable[[], None]] = {}  # what is written in place of operations of loops
         self.reading: SSAValue | None = None  # the stage of this iteration
@@ -113,8 +118,23 @@ class LoopWriter(Rebuilder):
             self.append(operation)
             return
         if operation in self.memory.scratch.barriers:
-            self.create("group_sync")
+            self.synchronize()
         instead()
+
+    def synchronize(self) -> None:
+        """All threads wait for each other, unless none has used shared memory since they did."""
+        for operation in reversed(self.current.operations):
+            if operation.opcode == "group_sync":
+                return
+            if self.uses_shared_memory(operation):
+                break
+        self.create("group_sync")
+
+    def uses_shared_memory(self, operation: Operation) -> bool:
+        """Whether an operation that is written may read or write shared memory, or wait for what does."""
+        if operation.regions or not effects_of(operation) <= READ or operation in self.scratched:
+            return True
+        return operation.opcode not in _VIEWS and any(value.type.is_handle for value in operation.operands)
 
     def append(self, operation: Operation) -> None:
         """A copy of an operation as it is."""
@@ -122,6 +142,8 @@ class LoopWriter(Rebuilder):
         copy = self.current.operations[-1]
         self.stand_for(operation.results, copy.results)
         self.copies.append((operation, copy))
+        if operation in self.memory.scratch.scratch:
+            self.scratched.add(copy)
         if operation in self.assignment.working:
             self.working[copy] = self.assignment.working[operation]
 
@@ -168,7 +190,7 @@ class LoopWriter(Rebuilder):
 
     def loop(self, loop: Operation, plan: Pipeline) -> None:
         (body,), count = loop.regions, len(loop.results)
-        self.create("group_sync")  # the tiles may still be read, by this loop's last run or another loop
+        self.synchronize()  # the tiles may still be read, by this loop's last run or another loop
         index, ahead = self.prologue(loop, plan)
         if plan.late:
             self.wait(plan.stages - 2)
@@ -209,7 +231,7 @@ class LoopWriter(Rebuilder):
         yielded = self.computed(loop, plan)
         self.location = loop.location
         if plan.late:
-            self.create("group_sync")  # nobody reads the stage that is filled next
+            self.synchronize()  # nobody reads the stage that is filled next
             ahead = self.copy_ahead(loop, plan, self.before(stage, plan.stages), *ahead)
             self.wait(plan.stages - 2)
         return [*yielded, ahead[0], *ahead[1], self.after(stage, plan.stages)]
@@ -225,7 +247,7 @@ class LoopWriter(Rebuilder):
     def wait(self, outstanding: int) -> None:
         """Until all but so many copies are there, for all threads, none of which reads an older stage any more."""
         self.create("copy_wait", [], {"outstanding": outstanding})
-        self.create("group_sync")
+        self.synchronize()
 
     def after(self, stage: SSAValue, stages: int) -> SSAValue:
         return self.wrapped(self.emit("add", stage, self.constant(1)), stages, 0)

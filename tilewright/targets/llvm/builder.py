@@ -71,6 +71,11 @@ class LLVMValue:
         return None
 
     @property
+    def truth(self) -> bool | None:
+        """The value of a truth literal, else None."""
+        return {"true": True, "false": False}.get(self.text) if self.type == "i1" else None
+
+    @property
     def float_constant(self) -> float | None:
         """The value of a float32 literal, in a vector of all lanes, else None."""
         text = self.text.removeprefix("splat (float ").removesuffix(")")
@@ -349,8 +354,11 @@ class LLVMBuilder:
         return LLVMValue(type_text, "poison")
 
     def binary(self, operator: str, left: LLVMValue, right: LLVMValue, flags: str = "") -> LLVMValue:
-        """An LLVM binary instruction (``add``, ``fmul``, ``shl`` …); integer constants are folded."""
+        """An LLVM binary instruction (``add``, ``fmul``, ``shl`` …); constants of integers and truth values are
+        folded."""
         assert left.type == right.type, f"{operator}: {left} and {right}"
+        if left.type == "i1" and (known := _folded_truth(operator, left, right)) is not None:
+            return known
         if operator in _INTEGER_FOLDS and not left.is_vector:
             folded = self._fold(operator, left, right)
             if folded is not None:
@@ -402,6 +410,10 @@ class LLVMBuilder:
         if not value.is_float:
             return self.binary("sub", self.zero(value.type), value)
         return self.emit(f"fneg {flags}{value}", value.type)
+
+    def inverse(self, value: LLVMValue) -> LLVMValue:
+        """An integer with all its bits inverted; where a condition does not hold."""
+        return self.binary("xor", value, self.constant(value.type, -1))
 
     def compare(self, predicate: str, left: LLVMValue, right: LLVMValue | int) -> LLVMValue:
         """``icmp`` or ``fcmp`` by the operands' type; the predicate is LLVM's (``slt``, ``olt`` …)."""
@@ -666,6 +678,20 @@ class LLVMBuilder:
 
 _NAME = re.compile(r"%v\d+")
 _PRODUCT = re.compile(r"  (%v\d+) = (fmul contract [^!]*)")  # without its place in the source
+
+
+def _folded_truth(operator: str, left: LLVMValue, right: LLVMValue) -> LLVMValue | None:
+    """What ``and``, ``or`` and ``xor`` give where one of two conditions is known; None where that leaves work."""
+    for known, other in ((left, right), (right, left)):
+        if known.truth is None:
+            continue
+        if operator in ("and", "or"):
+            return other if known.truth == (operator == "and") else known
+        if operator == "xor" and not known.truth:
+            return other
+        if operator == "xor" and other.truth is not None:
+            return LLVMValue("i1", literal("i1", not other.truth))
+    return None
 
 
 def _with_rounded_products(lines: list[str]) -> list[str]:

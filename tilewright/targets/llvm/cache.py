@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import llvmlite
 import llvmlite.binding as llvm
+import numpy as np
 
 from tilewright.runtime import safe_files
 from tilewright.settings import settings
@@ -147,6 +148,19 @@ def content_key(*parts: str) -> str:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
+    return digest.hexdigest()[:40]
+
+
+def arrays_key(arrays: Mapping[str, np.ndarray]) -> str:
+    """A key over arrays by name, in whatever order: their types, shapes and elements."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        digest.update(f"{len(name)} {name} {array.dtype} {array.shape}".encode())
+        if array.dtype.hasobject:
+            digest.update(repr(array.tolist()).encode())
+        else:  # as bytes: buffers have no name for the types of ml_dtypes
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()[:40]
 
 

@@ -303,7 +303,9 @@ def power_special(m: Arithmetic, x: LLVMValue, y: LLVMValue, result: LLVMValue) 
     result = m.select("oeq", m.absolute(x), 1.0, one, result)
     half = m.multiply(y, 0.5)
     fraction = builder.compare("une", builder.intrinsic("trunc", [y]), y)
-    odd = builder.binary("and", builder.compare("une", builder.intrinsic("trunc", [half]), half), _not(m, fraction))
+    odd = builder.binary(
+        "and", builder.compare("une", builder.intrinsic("trunc", [half]), half), builder.inverse(fraction)
+    )
     result = builder.select(odd, m.with_sign_of(result, x), result)
     negative = builder.compare("olt", x, m.number(0.0))
     finite = builder.compare("one", x, m.number(-math.inf))
@@ -311,10 +313,6 @@ def power_special(m: Arithmetic, x: LLVMValue, y: LLVMValue, result: LLVMValue) 
     result = builder.select(undefined, m.number(math.nan), result)
     result = m.select("oeq", x, 1.0, one, result)
     return m.select("oeq", y, 0.0, one, result)
-
-
-def _not(m: Arithmetic, flag: LLVMValue) -> LLVMValue:
-    return m.builder.binary("xor", flag, m.builder.constant(flag.type, True))
 
 
 def _wide_log2(m: Arithmetic, x: LLVMValue) -> LLVMValue:

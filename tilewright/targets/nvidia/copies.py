@@ -98,7 +98,7 @@ class _Copy(TileCopy):
         cache = "cg" if count == _LARGEST_COPY else "ca"
         place = f"[$0+{apart}]" if apart else "[$0]"
         text = f"cp.async.{cache}.shared.global {place}, [$1], {count}, $2;"  # $2: zeros in place of what is there
-        outside = self.builder.binary("xor", inside, LLVMValue("i1", "true"))
+        outside = self.builder.inverse(inside)
         arguments, constraints = [self.lowering.shared_pointer(target), source, outside], "r,l,b"
         if owner is not None:
             text, constraints = f"@$3 {text}", f"{constraints},b"

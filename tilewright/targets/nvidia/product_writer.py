@@ -171,13 +171,13 @@ class ProductWriter(LoopWriter):
         assert self.tiles is not None
         layout = self.assignment.layouts[operation.result]
         self.land()
-        self.create("group_sync")
+        self.synchronize()
         offset = self.memory.tiles[operation] - min(self.memory.tiles.values())
         dtype = operation.result.type.dtype
         tile = self.tile(self.tiles, offset, layout, dtype, self.swizzle(layout, dtype))
         self.create("shared_store", [tile, self.mapping[operation.operands[0]]])
         self.create("fence_async")
-        self.create("group_sync")
+        self.synchronize()
         self.mapping[operation.result] = tile
 
 
