@@ -1,15 +1,15 @@
 """Compare two versions of tilewright, case by case: what became faster, and what became slower.
 
     git worktree add ../before HEAD~20
-    python benchmarks/compare_trees.py ../before [--parts models kernels cpu] [--only BERT softmax] [--limit 600]
+    python benchmarks/compare_trees.py ../before [--parts models kernels cpu cpu-kernels] [--only BERT softmax]
 
 `kernels` and `models` are the cases of kernels_cuda.py and models_cuda.py as each tree's own benchmarks define them; a
-family of kernels ends where the trees' cases have different names.  `cpu` are the models of models_cpu.py, on one
-thread.  Each tree runs in a process of its own; the two alternate, and each round begins with the other one.  Times are
-medians: device events on a GPU, CPU time of the process on a CPU.  Engines for a GPU are built first, several at a
-time; only one process times candidates.  The other version must have the package `measure`, whose timers are locked for
-that.  Results: benchmarks/results/compare_trees.json; cases that are not run keep
-theirs.
+family of kernels ends where the trees' cases have different names.  `cpu` are the models of models_cpu.py, and `cpu-
+kernels` the cases of each tree's kernels_cpu.py, on one thread.  `--limit` is in seconds.  Each tree runs in a process of
+its own; the two alternate, and each round begins with the other one.  Times are medians: device events on a GPU, CPU
+time of the process on a CPU.  Engines for a GPU are built first, several at a time; only one process times candidates.
+The other version must have the package `measure`, whose timers are locked for that.  Results:
+benchmarks/results/compare_trees.json; cases that are not run keep theirs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SIDES = ("before", "after")
 LIMIT = 0.98  # of the time before, under which a case is printed again at the end
 ROUNDS, MILLISECONDS = 6, 40.0
 BUILDERS = 10  # processes that build engines
+_COMMANDS = {"models": "model", "cpu": "cpu", "cpu-kernels": "cpu_kernel"}  # by part, what makes a case ready
 
 
 # -- In the process of a tree -----------------------------------------------------------------------------------------
@@ -110,15 +111,28 @@ class Side:
         )
         inputs = [value.numpy() for value in model.inputs.values()]
         engine(*inputs)
+        self.timed = {"model": lambda: _processor_milliseconds(lambda: engine(*inputs))}
+        return {"name": name}
 
-        def timed() -> float:
-            began, count = time.process_time(), 0
-            while count < 2 or time.process_time() - began < 0.15:
-                engine(*inputs)
-                count += 1
-            return (time.process_time() - began) / count * 1e3
+    def cpu_kernel(self, name: str) -> dict[str, Any]:
+        """Make a case of kernels_cpu.py ready for one thread; peers are left out."""
+        from benchmarks import kernels_cpu
+        from tilewright.settings import settings
 
-        self.timed = {"model": timed}
+        self.timed, settings.threads = {}, 1
+
+        def add(case: Any, contestant: str, run: Any, result: Any) -> None:
+            if contestant.startswith(kernels_cpu.OURS):
+                case.runs[contestant] = run
+                run()
+
+        kernels_cpu.Case.add = add  # type: ignore[method-assign]
+        kernels_cpu.OnnxModel.compete = lambda *_: None  # type: ignore[method-assign]
+        kernels_cpu.add_torch = lambda *_: None
+        case = dict(kernels_cpu.makers(1))[name]()
+        self.timed = {
+            contestant: lambda run=run: 1e3 * _processor_milliseconds(run) for contestant, run in case.runs.items()
+        }
         return {"name": name}
 
     def family(self, name: str) -> dict[str, Any]:
@@ -161,6 +175,15 @@ class Side:
     def time(self, _: str) -> dict[str, Any]:
         """One round of what is ready."""
         return {name: each() for name, each in self.timed.items()}
+
+
+def _processor_milliseconds(call: Callable[[], Any]) -> float:
+    """The CPU time of a call, the mean of some."""
+    began, count = time.process_time(), 0
+    while count < 2 or time.process_time() - began < 0.15:
+        call()
+        count += 1
+    return (time.process_time() - began) / count * 1e3
 
 
 def _time_alone(path: Path) -> None:
@@ -297,7 +320,7 @@ def cases(pair: Pair, part: str, names: list[str]) -> Iterator[tuple[str, dict[s
     """The names of what a part compares, with what both sides answer when they make it ready."""
     for name in names:
         if part != "kernels":
-            yield name, pair.ask_both(f"{'cpu' if part == 'cpu' else 'model'} {name}")
+            yield name, pair.ask_both(f"{_COMMANDS[part]} {name}")
             continue
         pair.ask_both(f"family {name}")
         found = pair.ask_both("following")
@@ -322,6 +345,10 @@ def names_of(part: str) -> list[str]:
         return list(cpu.CASES)
     if part == "models":
         return list(Side(HERE, HERE).gpu_models())
+    if part == "cpu-kernels":
+        from benchmarks import kernels_cpu
+
+        return [name for name, _ in kernels_cpu.makers(1)]
     from benchmarks import kernels_cuda
     from benchmarks.gpu.harness import FAMILIES
 
@@ -351,7 +378,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("before", type=Path, help="a working tree of the other version")
-    parser.add_argument("--parts", nargs="+", choices=("models", "kernels", "cpu"), default=("cpu",))
+    parser.add_argument("--parts", nargs="+", choices=("kernels", *_COMMANDS), default=("cpu",))
     parser.add_argument("--only", nargs="*", help="words: models or families whose names contain one of them")
     parser.add_argument("--limit", type=float, default=3600, help="seconds, after which no case is begun")
     options = parser.parse_args()
