@@ -4,11 +4,11 @@
     python benchmarks/compare_trees.py ../before [--parts models kernels cpu cpu-kernels] [--only BERT softmax]
 
 `kernels` and `models` are the cases of kernels_cuda.py and models_cuda.py as each tree's own benchmarks define them; a
-family of kernels ends where the trees' cases have different names.  `cpu` are the models of models_cpu.py, and `cpu-
-kernels` the cases of each tree's kernels_cpu.py, on one thread.  `--limit` is in seconds.  Each tree runs in a process of
-its own; the two alternate, and each round begins with the other one.  Times are medians: device events on a GPU, CPU
-time of the process on a CPU.  Engines for a GPU are built first, several at a time; only one process times candidates.
-The other version must have the package `measure`, whose timers are locked for that.  Results:
+family of kernels ends where the trees' cases have different names.  `cpu` are the models of models_cpu.py, and
+`cpu-kernels` the cases of each tree's kernels_cpu.py, on one thread.  `--limit` is in seconds.  Each tree runs in a
+process of its own; the two alternate, and each round begins with the other one.  Times are medians: device events on a
+GPU, CPU time of the process on a CPU.  Engines for a GPU are built first, several at a time; only one process times
+candidates.  The other version must have the package `measure`, whose timers are locked for that.  Results:
 benchmarks/results/compare_trees.json; cases that are not run keep theirs.
 """
 

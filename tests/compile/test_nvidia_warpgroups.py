@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -138,6 +139,31 @@ def test_tiles_that_threads_store_are_fenced():
     assert first and set(stored[:first]) <= {"stmatrix", "st.shared"}
     loop = loop_of(assembly.ptx)  # what is computed before the product does not wait for copies
     assert loop.index("cp.async.cg") < loop.index("fence.proxy.async") < loop.index("wgmma.mma_async")
+
+
+@tilewright.jit
+def stored_tiles(a, b, out, SIDE: tl.constexpr, SUMS: tl.constexpr):
+    """Both operands are computed, and go to shared memory from registers; one of them is read before, with `SUMS`."""
+    row, column = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)
+    left = tl.load(a + row * SIDE + column) * 2
+    right = tl.load(b + row * SIDE + column) * 2
+    total = tl.dot(left, right)
+    if SUMS:
+        right += tl.sum(total, 0)[None, :].to(tl.float16)
+    tl.store(out + row * SIDE + column, tl.dot(right, right) + total)
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_threads_wait_for_each_other_once_between_tiles_that_they_store(sums):
+    types = {**pointers("f16", "a", "b"), "out": "*f32"}
+    _, assembly = built(traced(stored_tiles, types, {"SIDE": 64, "SUMS": sums}), warps=4)
+    found = re.findall(r"st\.shared|bar\.sync|fence\.proxy\.async|wgmma\.mma_async", assembly.ptx)
+    steps = [step for before, step in pairwise(["", *found]) if step == "bar.sync" or step != before]
+    store = ["st.shared", "fence.proxy.async", "bar.sync"]
+    assert steps[:8] == ["bar.sync", *store, *store, "wgmma.mma_async"]
+    if sums:  # all have read the tile before it is written again
+        last = len(steps) - 1 - steps[::-1].index("fence.proxy.async")
+        assert steps[last - 2 : last + 3] == ["bar.sync", *store, "wgmma.mma_async"]
 
 
 def test_results_are_stored_in_whole_sectors_after_shuffles():

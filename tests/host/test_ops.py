@@ -17,6 +17,7 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul.hopper.ranked import candidates, close
 from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.reduce import simt_arrays
 from tilewright.library.rows import simt_config as row_configs
 from tilewright.library.rows.simt_config import row_config
 from tilewright.measure import timers
@@ -460,10 +461,12 @@ def test_reductions(kind: str, interpreted: None, rng: np.random.Generator) -> N
 def test_pieces_of_columns_longer_than_registers(
     interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reductions, "_PIECES", 2)
+    monkeypatch.setattr(simt_arrays, "_PIECES", 2)
+    simt_arrays.array_launches.cache_clear()
     x = normal(rng, 700, 20, dtype=np.float32)
     check(ops.reduce(x, axis=0), wide(x).sum(0), 1e-5)
     check(ops.reduce(x, "max", axis=0), wide(x).max(0), 1e-5)
+    simt_arrays.array_launches.cache_clear()
 
 
 def test_more_columns_than_a_grid_counts(
@@ -471,19 +474,19 @@ def test_more_columns_than_a_grid_counts(
 ) -> None:
     x = normal(rng, 5, 700, 200, dtype=np.float32)
     element, machine = dtypes.float32, arrays.machine_at(None)
-    reductions._column_launches.cache_clear()
-    monkeypatch.setattr(reductions, "LARGEST_GRID", (2**31 - 1, 3, 3))
-    first, second = reductions._column_launches(element, 5, 700, 200, "sum", True, machine)
+    simt_arrays.array_launches.cache_clear()
+    monkeypatch.setattr(simt_arrays, "LARGEST_GRID", (2**31 - 1, 3, 3))
+    first, second = simt_arrays.array_launches(element, (5, 700, 200), "sum", True, machine)
     assert first.grid[1:] == second.grid[1:] == (1, 1) and first.options["LARGE"] and second.options["LARGE"]
     check(ops.reduce(x, axis=1), wide(x).sum(1), 1e-5)
     check(ops.reduce(x, "min", axis=1), wide(x).min(1), 1e-5)
-    reductions._column_launches.cache_clear()
-    (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True, machine)
+    simt_arrays.array_launches.cache_clear()
+    (far,) = simt_arrays.array_launches(element, (1, 40, 100_000_000), "sum", True, machine)
     assert far.options["LARGE"] and far.grid == (cdiv(100_000_000, far.options["BLOCK"]), 1, 1)
     for launch in (
-        lambda: reductions._column_launches(element, 1, 2, 1 << 31, "sum", True, machine),
-        lambda: reductions._column_launches(element, 1, 1 << 31, 2, "sum", True, machine),
-        lambda: reductions._launch_rows(None, None, 1 << 31, 2, 1.0, "sum", machine),
+        lambda: simt_arrays.array_launches(element, (1, 2, 1 << 31), "sum", True, machine),
+        lambda: simt_arrays.array_launches(element, (1, 1 << 31, 2), "sum", True, machine),
+        lambda: simt_arrays.array_launches(element, (1 << 31, 2, 1), "sum", True, machine),
     ):
         with pytest.raises(LaunchError, match="at most 2147483520 rows or columns, got 2147483648: reduce parts"):
             launch()

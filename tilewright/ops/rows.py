@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.errors import LaunchError
-from tilewright.launch.sizes import cdiv
-from tilewright.library.rows import simt_kernel as gpu_rows
-from tilewright.library.rows.simt_config import RowConfig, row_config
+from tilewright.library.rows.simt_arrays import norm_launch, softmax_launch
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
-from tilewright.targets.machine import Machine
 
 
 def _row_stride(found: ArrayView) -> int | None:
@@ -41,14 +38,6 @@ def _rows_of(found: ArrayView, name: str) -> tuple[int, int, int]:
     return rows, columns, stride
 
 
-def _options(config: RowConfig, rows: int, columns: int, machine: Machine) -> dict[str, Any]:
-    options = {"BLOCK": config.block, "num_warps": machine.warps(config.threads)}
-    if config.long:
-        return options
-    mask = rows % config.rows != 0 or columns != config.block
-    return {"ROWS": config.rows, "MASK": mask, **options}
-
-
 def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
     """softmax over the last axis of `x` [..., columns] (float32, float16, bfloat16), its logarithm with `log`.
 
@@ -62,12 +51,10 @@ def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
     rows, columns, stride = _rows_of(source, "x")
     out_stride = _rows_of(target, "out")[2]
     if rows * columns:
-        machine = arrays.machine_at(place)
-        config = row_config(rows, columns, machine.processors)
-        kernel = gpu_rows.softmax_long if config.long else gpu_rows.softmax
-        grid = (cdiv(rows, config.rows),)
-        kernel[grid](source.base, target.base, rows, columns, stride, out_stride, LOG=bool(log),
-                     **_options(config, rows, columns, machine))  # fmt: skip
+        launch = softmax_launch(rows, columns, arrays.machine_at(place))
+        launch.kernel[launch.grid](
+            source.base, target.base, rows, columns, stride, out_stride, LOG=bool(log), **launch.options
+        )
     return target.base
 
 
@@ -122,12 +109,9 @@ def _normalize(
     place = arrays.common_place(present, "layer_norm" if center else "rms_norm")
     if rows * columns:
         inputs, weighted = 1 if residual is None else 2, weight is not None or bias is not None
-        machine = arrays.machine_at(place)
-        config = row_config(rows, columns, machine.processors, inputs, weighted)
-        kernel = gpu_rows.normalize_long if config.long else gpu_rows.normalize
-        grid = (cdiv(rows, config.rows),)
-        timing = {} if config.long else {"EARLY": config.early, "AHEAD": config.ahead}
-        kernel[grid](source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
-                     out_stride, 1.0 / columns, float(epsilon), CENTER=center, **timing,
-                     **_options(config, rows, columns, machine))  # fmt: skip
+        launch = norm_launch(rows, columns, inputs, weighted, arrays.machine_at(place))
+        launch.kernel[launch.grid](
+            source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
+            out_stride, 1.0 / columns, float(epsilon), CENTER=center, **launch.options,
+        )  # fmt: skip
     return (target.base, total) if return_sum else target.base
