@@ -42,7 +42,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tilewright.llm.model import Chunk, Model
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.settings import settings
 
 HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, LAYERS, VOCABULARY = 896, 4864, 14, 2, 64, 24, 151936

@@ -8,7 +8,8 @@
   others lay down are in `EXCEPTIONS`, with the reason.
 - No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
   and in capitals or not.  Such a word may be a part of a name (``kept_axis``), but those of `VAGUE_PARTS` are no parts
-  of names of functions and classes either.  This goes for examples, benchmarks, tools and the demo, too.
+  of names of functions and classes either.  This goes for examples, benchmarks, tools and the demo, too, and the last
+  part for tests.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ def defined_name(node: ast.AST) -> str | None:
     return None
 
 
-def vague_names(paths: Iterable[Path]) -> Iterator[str]:
-    """Definitions called by a word of `VAGUE`, functions and classes with one of `VAGUE_PARTS`: "file:line: name"."""
+def vague_names(paths: Iterable[Path], words: frozenset[str] = VAGUE) -> Iterator[str]:
+    """Definitions called by one of the `words`, functions and classes with one of `VAGUE_PARTS`: "file:line: name"."""
     for path in sorted(paths):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = defined_name(node)
             if name is None:
                 continue
             parts = name.lower().split("_") if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else ()
-            if name.strip("_").lower() in VAGUE or not VAGUE_PARTS.isdisjoint(parts):
+            if name.strip("_").lower() in words or not VAGUE_PARTS.isdisjoint(parts):
                 yield f"{path}:{node.lineno}: {name}"  # type: ignore[attr-defined]
 
 
@@ -153,6 +154,8 @@ def main() -> int:
     found = list(problems(ROOT.rglob("*.py")))
     for folder in OTHERS:
         found += [f"{place}: name what it holds" for place in vague_names((ROOT.parent / folder).rglob("*.py"))]
+    tests = vague_names((ROOT.parent / "tests").rglob("*.py"), words=frozenset())
+    found += [f"{place}: name what it holds" for place in tests]
     for problem in found:
         print(problem)
     print(f"names: {len(found)} problems, {len(EXCEPTIONS)} exceptions")

@@ -62,7 +62,7 @@ def test_options_reach_the_assembler() -> None:
         assemble(SCALE, "scale", target, AssemblyOptions(ptxas_options=("--no-such-option",)))
 
 
-def test_spills_beside_free_registers_are_assembled_again_with_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spills_with_free_registers_are_assembled_again_with_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ptxas does for large kernels on sm_80."""
     real, given = find_assembler(), []
 
@@ -83,7 +83,7 @@ def test_spills_beside_free_registers_are_assembled_again_with_their_limit(monke
     assert assembly.resources.spill_stores == 0
 
 
-def test_an_assembler_that_takes_long_is_told_of(
+def test_an_assembler_that_takes_long_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = find_assembler()
@@ -111,7 +111,7 @@ def too_large(x, y, N: tl.constexpr):
     tl.store(y + index, tl.gather(tl.load(x + index), tl.load(x + index).to(tl.int32), 0))
 
 
-def test_too_much_shared_memory_is_told_before_anything_is_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_shared_memory_is_reported_before_anything_is_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.targets.nvidia.compile.assemble", None)
     with pytest.raises(CompilationError, match=r"kernel 'too_large' needs 262144 bytes .* sm_80 has 166912; use smal"):
         too_large.compile({"x": "*f32", "y": "*f32"}, {"N": 65536}, target="cuda:sm_80", options={"num_warps": 32})

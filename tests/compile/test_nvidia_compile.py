@@ -89,7 +89,7 @@ def test_options_are_part_of_the_key() -> None:
     ({"num_wraps": 8}, "no option 'num_wraps'; did you mean 'num_warps'"), ({"num_warps": 0}, "num_warps is 1, 2, 4"),
     ({"num_stages": -1}, "num_stages is 1 or more"),
 ])  # fmt: skip
-def test_options_that_there_are_not_are_told(options: dict[str, int], message: str) -> None:
+def test_options_that_there_are_not_are_reported(options: dict[str, int], message: str) -> None:
     with pytest.raises(CompilationError, match=message):
         compiled(**options)
 
@@ -191,7 +191,7 @@ def held_rows(x, out, N: tl.constexpr):
     tl.store(out + index, row / total)
 
 
-def test_spills_are_told_with_the_name_of_the_kernel(caplog: pytest.LogCaptureFixture) -> None:
+def test_spills_are_reported_with_the_name_of_the_kernel(caplog: pytest.LogCaptureFixture) -> None:
     options = {"maxnreg": 32, "num_warps": 1}
     kernel = held_rows.compile({"x": "*f32", "out": "*f32"}, {"N": 4096}, target="cuda:sm_90a", options=options)
     assert isinstance(kernel, CudaKernel) and kernel.n_spills > 0

@@ -48,7 +48,7 @@ def test_other_kernels_do_not_wait(target: str, early: bool) -> None:
     assert not binary.dependent_launch and "griddepcontrol" not in binary.texts["ptx"]
 
 
-def test_kernels_that_wait_may_be_told_to_start_late() -> None:
+def test_kernels_that_wait_may_start_late() -> None:
     types = {"x": "*f32", "out": "*f32"}
     binary = waiting.compile(types, {}, target="cuda:sm_90a", options={"dependent_launch": False}).binary
     assert not binary.dependent_launch

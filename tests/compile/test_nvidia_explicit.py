@@ -209,7 +209,7 @@ _FIRST = ("griddepcontrol.wait", "prefetch.tensormap")
 
 
 @pytest.mark.parametrize("cluster", [2, (0, 1, 1), (32,), (2, 1, 1, 1), "ab"])
-def test_clusters_that_are_none_are_told(cluster: object) -> None:
+def test_clusters_that_are_none_are_reported(cluster: object) -> None:
     with pytest.raises(CompilationError, match="cluster is CTAs along one to three axes, 1 to 16 in all"):
         lower(CASES["bf16"].trace(), TARGET, NvidiaOptions.of_launch({"cluster": cluster}))
 
@@ -239,7 +239,7 @@ def test_plain_kernels_have_no_clusters() -> None:
         lower(plain, TARGET, NvidiaOptions.of_launch({"cluster": (2, 1, 1)}))
 
 
-def test_other_architectures_are_told() -> None:
+def test_other_architectures_are_reported() -> None:
     with pytest.raises(CompilationError, match="is an explicit operation of sm_90a, which sm_80 does not have"):
         lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), NvidiaOptions())
 

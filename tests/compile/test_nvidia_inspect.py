@@ -53,7 +53,7 @@ def test_opcodes_are_read_with_predicates() -> None:
     assert inspect.access_widths(text) == {2: 1}
 
 
-def test_without_a_disassembler_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_disassembler_the_rest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise MissingDependencyError("pip install nvidia-cuda-nvdisasm")
 

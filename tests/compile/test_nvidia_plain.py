@@ -460,7 +460,7 @@ def test_a_flag_is_watched_by_one_thread_for_all():
     assert count(r"\bbar\.sync", assembly.ptx) >= 1
 
 
-def test_a_wrong_number_of_warps_is_told():
+def test_a_wrong_number_of_warps_is_reported():
     with pytest.raises(CompilationError, match="num_warps is 1, 2, 4"):
         built(traced(accumulate, pointers("f32", "x", "out"), {"N": 64}), warps=3)
 

@@ -237,7 +237,7 @@ def test_types_and_orders(kind, result, first, second, form):
     assert form in assembly.ptx
 
 
-def test_an_operand_that_cannot_be_read_is_told():
+def test_an_operand_that_cannot_be_read_is_reported():
     """8-bit elements along n: only mma.sync takes them."""
     constants = {"M": 64, "N": 64, "K": 64, "A_T": False, "B_T": False}
     lowered, assembly = built(traced(product, {**pointers("i8", "a", "b"), "c": "*i32"}, constants), warps=4)
@@ -341,7 +341,7 @@ def waiting(kind="bf16", rows=128, columns=256, depth=64, twice=False, warps=8):
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize(("columns", "depth"), [(256, 64), (128, 64), (64, 32)])
-def test_fewer_registers_than_products_take_are_not_asked_for(kind, columns, depth):
+def test_registers_are_not_limited_to_fewer_than_products_take(kind, columns, depth):
     lowered = waiting(kind, 64, columns, depth, warps=4)
     assert lowered.waiting == columns // 2 + 26
     with pytest.raises(CompilationError, match=f"register target of {lowered.waiting} or higher"):

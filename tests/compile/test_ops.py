@@ -28,7 +28,7 @@ BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtype
 STRICT = {"strict": True}
 
 
-def posed(M: int, N: int, K: int, dtype: dtypes.DType = BF16, output: dtypes.DType = BF16, **others: Any) -> Any:
+def problem_of(M: int, N: int, K: int, dtype: dtypes.DType = BF16, output: dtypes.DType = BF16, **others: Any) -> Any:
     return MatmulProblem(M, N, K, others.pop("batches", 1), dtype, output, **others)
 
 
@@ -39,25 +39,25 @@ def parts(*kinds: str, **others: Any) -> Epilogue:
 ROW_AND_COLUMN = ("*k f32", "i32", "*k f32", "i32")  # scales, and how many there are
 
 PROBLEMS = [
-    posed(8192, 8192, 8192),
-    posed(1, 14336, 4096, weights_ready=True),
-    posed(64, 4096, 14336),
-    posed(4096, 4096, 4096, epilogue=parts(bias=BF16, activation="gelu"), operands=("*k bf16", "i32")),
-    posed(4096, 4096, 4096, epilogue=parts(residual=BF16), operands=("*k bf16", "i32")),
-    posed(4096, 8192, 4096, epilogue=parts(gate="silu")),
-    posed(4096, 4096, 4096, FP8, epilogue=parts("tensor", "tensor"), operands=("*k f32",) * 2),
-    posed(4096, 4096, 4096, FP8, epilogue=parts("row", "column"), operands=ROW_AND_COLUMN),
-    posed(4096, 4096, 4096, FP8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
-    posed(4096, 4096, 4096, INT8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
-    posed(4096, 4096, 4096, INT8, epilogue=parts("row", "column", sums=dtypes.int32), operands=ROW_AND_COLUMN),
-    posed(4096, 4096, 4096, INT8, dtypes.int32),
-    posed(4096, 4096, 4096, dtypes.uint8, INT8, right=INT8,
+    problem_of(8192, 8192, 8192),
+    problem_of(1, 14336, 4096, weights_ready=True),
+    problem_of(64, 4096, 14336),
+    problem_of(4096, 4096, 4096, epilogue=parts(bias=BF16, activation="gelu"), operands=("*k bf16", "i32")),
+    problem_of(4096, 4096, 4096, epilogue=parts(residual=BF16), operands=("*k bf16", "i32")),
+    problem_of(4096, 8192, 4096, epilogue=parts(gate="silu")),
+    problem_of(4096, 4096, 4096, FP8, epilogue=parts("tensor", "tensor"), operands=("*k f32",) * 2),
+    problem_of(4096, 4096, 4096, FP8, epilogue=parts("row", "column"), operands=ROW_AND_COLUMN),
+    problem_of(4096, 4096, 4096, FP8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
+    problem_of(4096, 4096, 4096, INT8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
+    problem_of(4096, 4096, 4096, INT8, epilogue=parts("row", "column", sums=dtypes.int32), operands=ROW_AND_COLUMN),
+    problem_of(4096, 4096, 4096, INT8, dtypes.int32),
+    problem_of(4096, 4096, 4096, dtypes.uint8, INT8, right=INT8,
           epilogue=parts("tensor", "column", bias=F32, output=INT8, sums=dtypes.int32),
           operands=("f32", "*k f32", "*k f32", "i32", "*k f32")),
-    posed(512, 4096, 4096, FP8, FP8, epilogue=parts("row", "column", residual=FP8, output=FP8),
+    problem_of(512, 4096, 4096, FP8, FP8, epilogue=parts("row", "column", residual=FP8, output=FP8),
           operands=("f32", *ROW_AND_COLUMN, "*k f8e4nv", "i32")),
-    posed(4096, 4096, 4096, F32, F32),
-    posed(512, 512, 512, batches=16, left_transposed=True, right_transposed=True),
+    problem_of(4096, 4096, 4096, F32, F32),
+    problem_of(512, 512, 512, batches=16, left_transposed=True, right_transposed=True),
 ]  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def test_options_and_texts(torch: Any) -> None:
     assert (x == 1).all()
 
 
-def test_faults_are_told(torch: Any) -> None:
+def test_faults_are_reported(torch: Any) -> None:
     """In a process of its own, for the fault ends the context."""
     import subprocess
     import sys

@@ -43,7 +43,7 @@ def positive(x, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), -value)
 
 
-def test_a_failed_assertion_is_told():
+def test_a_failed_assertion_is_reported():
     """In a process of its own, for the failure ends the context."""
     script = (
         "import numpy, tilewright\n"

@@ -190,7 +190,7 @@ def experts(rng: np.random.Generator, width: int = 1024) -> Graph:
     return b.finish()
 
 
-def test_branches_beside_each_other_are_right(rng) -> None:
+def test_branches_next_to_each_other_are_right(rng) -> None:
     graph = experts(rng)
     engine = build(graph, "cuda", tuning=Tuning(0))
     assert len({step.lane for step in engine.plan.steps}) > 1

@@ -22,7 +22,7 @@ from tilewright.cli.serve import UVICORN_OPTIONS
 from tilewright.graph.choices import choose
 from tilewright.llm.model import Chunk
 from tilewright.llm.sampling import Draw
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 TOKENS = 72  # of each reference
 _SIZES = {

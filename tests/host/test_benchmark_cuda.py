@@ -100,7 +100,7 @@ def test_runs_of_single_families_are_merged(monkeypatch: pytest.MonkeyPatch, tmp
     assert "| copy | x, flush | 10.0 | 20.0 | torch | 2.00 |" in table and "Monday" in table and "Tuesday" in table
 
 
-def test_what_models_miss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_models_miss_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "tools")
     import readme_tables
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.check_names import problems
+from tools.check_names import problems, vague_names
 
 
 def test_a_class_in_two_files_is_found(tmp_path: Path) -> None:
@@ -41,3 +41,9 @@ def test_vague_names_are_found(tmp_path: Path) -> None:
     )
     found = [line.partition(": ")[2].partition(": ")[0] for line in problems(tmp_path.glob("*.py"), tmp_path)]
     assert sorted(found) == ["_KEPT", "_both", "taken", "turns", "what"]
+
+
+def test_only_names_of_functions_count_in_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("def test_faults_are_told(kept):\n    both = kept\n\ndef told(): ...\n")
+    found = [line.rpartition(": ")[2] for line in vague_names(tmp_path.glob("*.py"), words=frozenset())]
+    assert found == ["test_faults_are_told", "told"]

@@ -86,7 +86,7 @@ def test_an_engine_of_another_cpu_is_inspected_and_built_again(model: Path, tmp_
     assert compared.returncode == 0, compared.stdout + compared.stderr
 
 
-def test_malformed_settings_are_told() -> None:
+def test_malformed_settings_are_reported() -> None:
     finished = started("doctor", TILEWRIGHT_THREADS="0")
     assert finished.returncode == 1 and "TILEWRIGHT_THREADS='0'" in finished.stderr
     assert "Traceback" not in finished.stderr
@@ -141,7 +141,7 @@ def test_a_model_that_the_engine_was_not_built_from(engine: Path, tmp_path: Path
         assert "is not the model that the engine was built from: it takes image" in " ".join(finished.stderr.split())
 
 
-def test_sizes_that_nobody_asked_for_are_some_that_the_model_takes() -> None:
+def test_sizes_that_are_not_given_are_some_that_the_model_takes() -> None:
     builder = GraphBuilder("sizes")
     batch, length = builder.symbol("batch", 1, 64), builder.symbol("length", 1, 512)
     whole = Condition(lift(batch) * length, length, "reshape")
@@ -246,7 +246,7 @@ def test_doctor_runs_a_kernel() -> None:
         (["bench", "{engine}", "--vs", "tensorrt"], 2, "tensorrt"),
     ],
 )
-def test_mistakes_are_told(model: Path, engine: Path, arguments: list[str], code: int, message: str) -> None:
+def test_mistakes_are_reported(model: Path, engine: Path, arguments: list[str], code: int, message: str) -> None:
     finished = tilewright(*(text.format(model=model, engine=engine) for text in arguments))
     assert finished.returncode == code, finished.stdout + finished.stderr
     assert message in finished.stderr
@@ -379,7 +379,7 @@ def test_the_cache_is_shown_and_cleaned(tmp_path: Path) -> None:
     assert "not used: others may write to it" in started("cache", "show", **named).stdout
 
 
-def test_what_a_language_model_cannot_do_is_said_before_it_is_asked(tmp_path):
+def test_what_a_language_model_cannot_do_is_reported_first(tmp_path):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     from tilewright.llm.requests import tokens_of

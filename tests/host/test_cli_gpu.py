@@ -76,7 +76,7 @@ def test_an_engine_is_built_again_for_what_it_was_built_for(engine: Path, tmp_pa
     assert load(damaged, rebuild=True, target="cuda").targets == ("cuda:sm_90a",)
 
 
-def test_options_that_change_nothing_on_the_cpu_are_told(engine: Path, tmp_path: Path) -> None:
+def test_options_that_change_nothing_on_the_cpu_are_reported(engine: Path, tmp_path: Path) -> None:
     arguments = ("build", str(engine), "-o", str(tmp_path / "again.engine"), "--target", "cpu")
     assert "not timed" not in tilewright(*arguments).output
     for option in (("--effort", "3"), ("--vendor", "allow"), ("--reproducible",)):

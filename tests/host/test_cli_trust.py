@@ -229,7 +229,7 @@ def test_forged_graphs_are_refused_by_errors_of_ours(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("size", [symbol("n") - 9, symbol("n") * 2**61])
-def test_impossible_shapes_of_random_inputs_are_told(size: Expression) -> None:
+def test_impossible_shapes_of_random_inputs_are_reported(size: Expression) -> None:
     with pytest.raises(ShapeError, match="choose other sizes"):
         random_input(TensorSpec("x", "float32", (size, 3), None), {"n": 5}, np.random.default_rng(0))
 

@@ -129,7 +129,7 @@ def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_compiling_leaves_no_memory_behind() -> None:
+def test_compiling_frees_its_memory() -> None:
     """LLVM's passes of one compilation take some 60 KB."""
 
     def pages() -> int:

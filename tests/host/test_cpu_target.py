@@ -80,7 +80,7 @@ def test_missing_features() -> None:
     assert missing_features(("quantum",)) == ("quantum",)
 
 
-def test_the_cpu_is_asked_in_every_process(tmp_path: Path) -> None:
+def test_every_process_inspects_the_cpu(tmp_path: Path) -> None:
     """No file says what this CPU can do: one with a feature too many would end the process."""
     features = {feature for feature, present in llvm.get_host_cpu_features().items() if present}
     known = host.llvm_host()

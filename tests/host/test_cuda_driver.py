@@ -43,7 +43,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     driver._started.cache_clear()
 
 
-def test_a_driver_that_does_not_start_is_asked_once(install: Install) -> None:
+def test_a_driver_that_does_not_start_is_tried_once(install: Install) -> None:
     """A fork that asked again would end in libcuda: so did the workers of TorchInductor."""
     calls = install(100)
     for _ in range(2):

@@ -124,7 +124,7 @@ def test_arrays_that_do_not_go_together(launches: Launches) -> None:
         kernel[(1,)](np.zeros(64, np.float32), np.zeros(64, np.float32), 2.5, 100)
 
 
-def test_tiles_in_the_memory_of_the_cpu_are_told(launches: Launches) -> None:
+def test_tiles_in_the_memory_of_the_cpu_are_reported(launches: Launches) -> None:
     @tilewright.jit
     def move(x: tx.tensor_map, y: tx.tensor_map):  # type: ignore[no-untyped-def]
         pass

@@ -167,7 +167,7 @@ def test_code_runs_on_later_minor_versions() -> None:
     assert runs_on("sm_90a", (9, 0)) and not runs_on("sm_100a", (10, 3)) and runs_on("sm_100f", (10, 3))
 
 
-def test_the_driver_is_told_of_a_tensor_in_its_own_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_gets_a_tensor_in_its_own_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of this process stands for cuTensorMapEncodeTiled, and is called as the driver's would be."""
     import ctypes
     from types import SimpleNamespace

@@ -278,7 +278,7 @@ def change_member(path, name: str, change) -> None:
     path.write_bytes(write_members(members))
 
 
-def test_damaged_engines_are_built_again_when_asked(generator, tmp_path):
+def test_damaged_engines_are_built_again_on_request(generator, tmp_path):
     graph = perceptron(generator)
     path = tmp_path / "p.engine"
     build(graph, source="p.onnx").save(path)

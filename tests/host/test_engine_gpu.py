@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.host.random_graphs import RandomGraph
-from tests.host.test_engine_branches import experts
+from tests.host.test_engine_concurrent_branches import experts
 from tests.rounding import graph_bounds
 from tilewright import Engine
 from tilewright.build.builder import build
@@ -419,7 +419,7 @@ def test_inputs_that_are_updated(driver, rng):
         engine.run({"x": x, "cache": cache, "index": np.array([7])})
 
 
-def test_what_is_wrong_is_told(driver, rng):
+def test_what_is_wrong_is_reported(driver, rng):
     engine = build(perceptron(rng), "cuda:sm_90a")
     with pytest.raises(ShapeError, match="outside the engine's range"):
         engine(np.zeros((201, 24), np.float32))

@@ -161,15 +161,15 @@ def test_ranges_of_a_number_of_images_have_tiles_of_their_own(driver: Driver, rn
         check(engine, graph, rng, images)
 
 
-def posed(rows: int, columns: int, depth: int) -> MatmulProblem:
+def exact_product(rows: int, columns: int, depth: int) -> MatmulProblem:
     return MatmulProblem(rows, columns, depth, 1, float32, float32, exact=True)
 
 
 def test_large_products_take_the_largest_rectangles_of_a_thread() -> None:
-    tile, seconds = ranked_tiles((posed(4096, 4096, 4096),), GPU)[0]
+    tile, seconds = ranked_tiles((exact_product(4096, 4096, 4096),), GPU)[0]
     assert tile.rows * tile.columns == 128 * tile.threads
     assert 2 * 4096**3 / seconds == pytest.approx(46e12, rel=0.1)  # an H100 reached 46
-    assert ranked_parts(posed(4096, 4096, 4096), GPU)[0][2] > seconds
+    assert ranked_parts(exact_product(4096, 4096, 4096), GPU)[0][2] > seconds
 
 
 MEASURED: list[tuple[Any, SimtTile, float]] = [  # microseconds on an H200
@@ -189,7 +189,7 @@ MEASURED: list[tuple[Any, SimtTile, float]] = [  # microseconds on an H200
 
 @pytest.mark.parametrize(("sizes", "tile", "measured"), MEASURED)
 def test_estimates_are_near_what_was_measured(sizes: tuple[int, int, int], tile: SimtTile, measured: float) -> None:
-    assert seconds_of(tile, posed(*sizes), GPU) * 1e6 == pytest.approx(measured, rel=0.15)
+    assert seconds_of(tile, exact_product(*sizes), GPU) * 1e6 == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -226,13 +226,13 @@ def test_ctas_of_grids_that_fit_the_gpu_are_spread_evenly(rng: np.random.Generat
 
 def test_rows_that_begin_anywhere_cost_copies_of_single_elements() -> None:
     """An H100 takes 7.4 ms for 8205 x 2949 x 5921 with 64 sums a thread, 7.9 ms and more with 128 in two warps."""
-    odd = replace(posed(8205, 5921, 2949), singly=(True, True))
+    odd = replace(exact_product(8205, 5921, 2949), singly=(True, True))
     assert seconds_of(SimtTile(64, 128, 16, 128), odd, GPU) < seconds_of(SimtTile(64, 128, 32, 64), odd, GPU)
     assert seconds_of(SimtTile(64, 128, 16, 128), odd, GPU) * 1e3 == pytest.approx(7.4, rel=0.15)
 
 
 def test_parts_of_a_batch_are_all_of_its_products() -> None:
-    one, many = (replace(posed(128, 4096, 4608), batches=batches) for batches in (1, 32))
+    one, many = (replace(exact_product(128, 4096, 4608), batches=batches) for batches in (1, 32))
     assert ranked_parts(many, GPU)[0][2] > 16 * ranked_parts(one, GPU)[0][2]
 
 
@@ -240,9 +240,9 @@ def test_parts_of_a_batch_are_all_of_its_products() -> None:
 def test_every_architecture_has_tiles(architecture: str) -> None:
     gpu = NvidiaTarget.named(architecture).machine()
     for sizes in ((1, 8, 16), (98, 512, 4608), (8192, 8192, 8192)):
-        assert ranked_tiles((posed(*sizes),), gpu)
-    parts = ranked_parts(posed(98, 512, 4608), gpu)
-    assert parts[0][2] < ranked_tiles((posed(98, 512, 4608),), gpu)[0][1]
+        assert ranked_tiles((exact_product(*sizes),), gpu)
+    parts = ranked_parts(exact_product(98, 512, 4608), gpu)
+    assert parts[0][2] < ranked_tiles((exact_product(98, 512, 4608),), gpu)[0][1]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_frames_of_dynamic_sizes(least: int, step: int, rng: np.random.Generator
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize(("op", "places"), [("reduce_max", "argmax"), ("reduce_min", "argmin")])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_extremes_whose_places_are_asked_for_are_looked_up(
+def test_extremes_whose_places_are_needed_are_looked_up(
     axis: int, op: str, places: str, keepdims: bool, driver: Driver, rng: np.random.Generator
 ) -> None:
     b = GraphBuilder("extremes")

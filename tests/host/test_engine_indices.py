@@ -149,7 +149,7 @@ def test_ranges_may_be_symbolic_and_are_saved():
         engine.run({"table": TABLE[:3], "indices": np.array([1, 3], np.int32)})
 
 
-def test_constants_out_of_range_are_told_when_building():
+def test_constants_out_of_range_are_reported_when_building():
     builder = GraphBuilder("constant")
     table = builder.input("table", dtypes.float32, (5, 4))
     builder.output(builder.op("gather", [table, builder.constant(np.array([1, 7]))], axis=0), "y")

@@ -123,7 +123,7 @@ def test_saved_files_are_full(held, tmp_path) -> None:
     assert not Engine.load(tmp_path / "full.engine").is_quick
 
 
-def test_failures_are_told(monkeypatch, caplog) -> None:
+def test_failures_are_reported(monkeypatch, caplog) -> None:
     def failing(graph, target, progress, source, tuning, **options):
         if not tuning.is_quick:
             raise MemoryError("no room for it")

@@ -66,7 +66,7 @@ def test_the_expected_digest_is_that_of_the_file(folder: Path, mapped: bool) -> 
 
 
 @pytest.mark.parametrize("digest", ["", "12", "z" * 64, " " + "0" * 63, "0" * 65, 7, b"0" * 64])
-def test_malformed_digests_are_told(folder: Path, digest: object) -> None:
+def test_malformed_digests_are_reported(folder: Path, digest: object) -> None:
     with pytest.raises(SettingsError, match="64 hexadecimal digits"):
         load(folder / "plain.engine", expect_sha256=digest)  # type: ignore[arg-type]
 
@@ -137,7 +137,7 @@ _LINE = b"ed25519 " + b"0" * 64 + b" " + b"0" * 128 + b"\n"
     "text",
     [b" ", b"ed25519\n", b"rsa" + _LINE[7:], b"\xff" * 4096, b"ed25519 0 0\n" * 3, _LINE + b"\n\n", _LINE * 17],
 )
-def test_malformed_signatures_are_told(folder: Path, tmp_path: Path, text: bytes) -> None:
+def test_malformed_signatures_are_reported(folder: Path, tmp_path: Path, text: bytes) -> None:
     members = read_members((folder / "signed.engine").read_bytes())
     path = tmp_path / "malformed.engine"
     path.write_bytes(write_members({**members, file.SIGNATURES: text}))
@@ -146,7 +146,7 @@ def test_malformed_signatures_are_told(folder: Path, tmp_path: Path, text: bytes
         load(path, trusted_keys=folder / "mine.pub")
 
 
-def test_a_wrong_signature_beside_a_right_one_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_wrong_signature_next_to_a_right_one_is_reported(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "two.engine"
     signing.sign_engine(folder / "signed.engine", folder / "other", path)
     for key in ("mine.pub", "other.pub"):
@@ -205,7 +205,7 @@ def test_keys_are_read_from_regular_files_alone(folder: Path, tmp_path: Path, na
         load(folder / "signed.engine", trusted_keys=str(tmp_path / name))
 
 
-def test_malformed_keys_are_told(folder: Path, tmp_path: Path) -> None:
+def test_malformed_keys_are_reported(folder: Path, tmp_path: Path) -> None:
     elliptic = ec.generate_private_key(ec.SECP256R1())
     encrypted = ed25519.Ed25519PrivateKey.generate()
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8

@@ -258,7 +258,7 @@ def test_libraries_are_called_through_their_own_bindings(driver, timed, rng, mon
         ("mm", "torch", "PyTorch"),
     ],
 )
-def test_what_a_librarys_calls_need_is_told(monkeypatch, function: str, module: str, package: str) -> None:
+def test_what_a_librarys_calls_need_is_reported(monkeypatch, function: str, module: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     key = extern_key(function, ["f16"] * 3, {"bias": False, "relu": False})
     with pytest.raises(MissingDependencyError, match=f"{package}.*--vendor never"):

@@ -25,7 +25,7 @@ def test_example_runs(tmp_path: Path):
     execute(PROGRAM, tmp_path / "document.py")
 
 
-def test_mistake_is_told_as_written(tmp_path: Path):
+def test_mistake_is_reported_as_written(tmp_path: Path):
     right = "        if k > 0:\n            ring.release(before)\n"
     assert right in PROGRAM
     wrong = PROGRAM.replace(right, "        ring.release(position)\n")

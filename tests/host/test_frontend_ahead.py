@@ -117,7 +117,7 @@ def checked(x, out, unused, n, BLOCK: tl.constexpr):
 
 @needs_cc
 @needs_posix
-def test_a_failed_assertion_is_told(tmp_path: Path) -> None:
+def test_a_failed_assertion_is_reported(tmp_path: Path) -> None:
     code = build(checked, parse_signature(checked, "*f32, *f32, *f32, i32", {"BLOCK": 64}))
     assert "or 2 when an assertion failed" in code.header
     for fact in ("x: float32, read;", "out: float32, written;", "unused: float32, not accessed;"):

@@ -200,7 +200,7 @@ def test_nothing_else_is_timed_on_the_device_meanwhile(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("times", [0.25, [0.25], [0.25, 0.1, 0.5]])
-def test_times_of_a_users_own_are_on_record_where_that_is_asked_for(times: Any) -> None:
+def test_times_of_a_users_own_are_on_record_on_request(times: Any) -> None:
     for _ in range(2):
         kernel = tuned(do_bench=lambda call, quantiles: times, cache_results=True)
         kernel[grid](np.zeros(64, np.float32), 64)

@@ -136,7 +136,7 @@ def guarded(x, out, n, BLOCK: tl.constexpr):
     tl.store(out, tl.load(x) + n)
 
 
-def test_mistakes_are_told_at_every_launch() -> None:
+def test_mistakes_are_reported_at_every_launch() -> None:
     kernel = fresh(guarded)
     x, out = np.ones(1, np.float32), np.zeros(1, np.float32)
     read_only = np.zeros(1, np.float32)

@@ -377,7 +377,7 @@ def leave_inside_a_constant_branch(x, out, EARLY: tl.constexpr):
         tl.store(out + 1, i)
 
 
-def test_statements_behind_a_constant_branch_that_may_leave_are_run() -> None:
+def test_statements_after_a_constant_branch_that_may_leave_are_run() -> None:
     for early, x, expected in (
         (True, [1, 0, 0, 0], [0, 0]),
         (True, [0, 0, 0, 0], [1, 3]),

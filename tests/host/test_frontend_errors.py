@@ -458,7 +458,7 @@ def wrong_constants(x, out, DO: tl.constexpr, ZERO: tl.constexpr):
         ("range", "range() takes a start, an end and a step, got 4 values"),
     ],
 )
-def test_wrong_constants_are_told_at_the_line_of_the_user(what: str, message: str) -> None:
+def test_wrong_constants_are_reported_at_the_line_of_the_user(what: str, message: str) -> None:
     with pytest.raises(CompilationError) as caught:
         wrong_constants.trace({"x": "*f32", "out": "*f32"}, {"DO": what, "ZERO": 0})
     assert caught.value.message == message and caught.value.advice
@@ -563,20 +563,20 @@ def test_advice_on_functions_of_python(function, words: str) -> None:
 
 
 def prints_while_combining(x):
-    tl.store(x, tl.reduce(tl.arange(0, 8), 0, told_sum))
+    tl.store(x, tl.reduce(tl.arange(0, 8), 0, printing_sum))
 
 
 @tilewright.jit
-def told_sum(a, b):
+def printing_sum(a, b):
     tl.device_print("sum", a)
     return a + b
 
 
-def test_what_a_target_cannot_do_is_told_at_the_line() -> None:
+def test_what_a_target_cannot_do_is_reported_at_the_line() -> None:
     with pytest.raises(CompilationError, match="the CPU target cannot compile 'print': a combine function") as caught:
         tilewright.jit(prints_while_combining).compile({"x": "*f32"}, {}, target="cpu")
     assert '| tl.device_print("sum", a)' in str(caught.value) and "\n  help: write this with" in str(caught.value)
-    assert "in 'told_sum', called from 'prints_while_combining'" in str(caught.value)
+    assert "in 'printing_sum', called from 'prints_while_combining'" in str(caught.value)
 
 
 class OnNoGPU:

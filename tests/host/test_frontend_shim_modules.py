@@ -88,7 +88,7 @@ def test_listening_to_compilations(tmp_path: Path) -> None:
     assert cached["times"].total_lowering == 0
 
 
-def test_files_beside_the_cache(tmp_path: Path) -> None:
+def test_files_next_to_the_cache(tmp_path: Path) -> None:
     with settings.scope(cache_directory=tmp_path):
         manager = cache.get_cache_manager("key")
         assert manager.get_file("one.txt") is None and not manager.has_file("one.txt")
@@ -162,7 +162,7 @@ def test_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
         _ = DriverConfig().active
 
 
-def test_resources_are_told(tmp_path: Path) -> None:
+def test_resources_are_reported(tmp_path: Path) -> None:
     import pickle
 
     error = pickle.loads(pickle.dumps(OutOfResources(200, 100, "shared memory")))

@@ -51,7 +51,7 @@ def test_nested_tuples_and_constants(rng: np.random.Generator) -> None:
 
 
 @tilewright.jit
-def told(pair, out):
+def which_kind(pair, out):
     if isinstance(pair, Span):
         tl.store(out, 1)
     else:
@@ -60,9 +60,9 @@ def told(pair, out):
 
 def test_a_named_tuple_is_no_tuple() -> None:
     out = np.zeros(1, np.int32)
-    told[(1,)](Span(3, 4, 5), out)
+    which_kind[(1,)](Span(3, 4, 5), out)
     assert out[0] == 1
-    told[(1,)]((3, 4, 5), out)
+    which_kind[(1,)]((3, 4, 5), out)
     assert out[0] == 2
 
 

@@ -89,7 +89,7 @@ def test_squares_outside_of_float32(factor):
     assert not right(ordinary, torch.tensor(torch.inf)) and not right(ordinary, torch.tensor(0.0))
 
 
-def test_zeros_beside_factors_that_overflow():
+def test_zeros_next_to_factors_that_overflow():
     """NaN or 0, by the order of the factors; an ordinary product with a zero is 0."""
     expected = reference("prod", torch.tensor([0.0, *[1e15] * 3]), 0, False)
     assert right(expected, torch.tensor(0.0)) and right(expected, torch.tensor(torch.nan))

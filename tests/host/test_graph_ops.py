@@ -249,7 +249,7 @@ def test_sources_follow_symbols():
     assert results["full"].tolist() == [2.5] * 3 and results["size"] == 7
 
 
-def test_the_reference_keeps_formats_when_asked():
+def test_the_reference_keeps_formats_on_request():
     b = GraphBuilder("formats")
     x = b.input("x", float32, (2,))
     b.output(b.op("cast", [b.op("cast", [x], dtype=bfloat16)], dtype=float32), "y")

@@ -129,7 +129,7 @@ def test_movement_is_repeated_for_running_sums_only_where_their_kernels_read_thr
     assert [len(group.nodes) for group in fuse(graph, KernelFacts(generates_running=True)).groups] == [3, 3]
 
 
-def test_what_is_done_behind_a_running_sum_is_done_before_it() -> None:
+def test_what_is_done_after_a_running_sum_is_done_before_it() -> None:
     """Exclusive, reversed and shortened sums are one kernel: the sum of what is shifted, turned and cut."""
     b = GraphBuilder("running")
     x = b.input("x", float32, (3, 9))

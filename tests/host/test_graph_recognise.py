@@ -509,7 +509,7 @@ def test_channels_that_become_pixels_stay_channels_last(rng, columns_first):
 
 
 @pytest.mark.parametrize("width", [1, 4], ids=["channels alike", "channels apart"])
-def test_norms_behind_half_convolutions_are_rounded_once(rng, width):
+def test_norms_after_half_convolutions_are_rounded_once(rng, width):
     b = GraphBuilder("half")
     x = b.input("x", float16, (2, 4, 6, 6))
     weight = rng.standard_normal((4, 4, 1, 1)).astype(np.float16)
@@ -528,7 +528,7 @@ def test_norms_behind_half_convolutions_are_rounded_once(rng, width):
 
 
 @pytest.mark.parametrize(("dtype", "groups"), [(float16, 4), (bfloat16, 1)])
-def test_norms_behind_depthwise_or_bfloat16_convolutions_round_no_weights(dtype, groups, rng):
+def test_norms_after_depthwise_or_bfloat16_convolutions_round_no_weights(dtype, groups, rng):
     b = GraphBuilder("half")
     x = b.input("x", dtype, (2, 4, 6, 6))
     weight = rng.standard_normal((4, 4 // groups, 3, 3)).astype(dtype.numpy)

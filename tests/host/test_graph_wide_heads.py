@@ -94,7 +94,7 @@ def test_other_heads_stay() -> None:
         assert separate_wide_heads(graph, GPU_KERNELS) is graph
 
 
-def test_scores_are_few_beside_operands() -> None:
+def test_scores_are_few_next_to_operands() -> None:
     for rows, stays in ((200, False), (3000, True)):
         graph = attention(130, rows=rows, keys=3000, groups=1)
         assert (separate_wide_heads(graph, GPU_KERNELS) is graph) == stays

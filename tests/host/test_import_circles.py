@@ -33,7 +33,7 @@ def test_late_imports_count_and_those_for_types_do_not(tmp_path: Path) -> None:
     assert "part.e: imports a module that no table names: add it to BY_NAME" in unknown_names(modules(root))
 
 
-def test_packages_that_import_each_other_are_told_with_the_imports() -> None:
+def test_packages_that_import_each_other_are_reported_with_the_imports() -> None:
     graph = {"top.a.x": {"top.b.y"}, "top.b.y": set(), "top.b.z": {"top.a.x"}}
     (found,) = problems(graph)
     assert "top.a.x imports top.b.y" in found and "top.b.z imports top.a.x" in found

@@ -196,7 +196,7 @@ def test_images_are_sampled_in_their_own_precision(rng: np.random.Generator) -> 
     assert set(y.ravel()) <= set(x.ravel())
 
 
-def test_empty_files_and_undefined_names_are_told(tmp_path: Path) -> None:
+def test_empty_files_and_undefined_names_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").write_bytes(b"")
     with pytest.raises(ImportModelError, match="an empty file"):
         import_model(tmp_path / "empty.onnx")

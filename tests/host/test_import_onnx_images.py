@@ -22,7 +22,7 @@ def parsed(pixels: str) -> onnx.ModelProto:
             y = ImageDecoder <pixel_format = "{pixels}"> (f) c = Cast <to = 1> (y) z = Sqrt(c) }}""")
 
 
-def test_pillow_is_asked_for_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     graph = import_onnx(parsed("RGB"))
     with pytest.raises(MissingDependencyError, match=r"Pillow is needed: pip install 'tilewright\[images\]'"):

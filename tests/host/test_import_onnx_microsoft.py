@@ -117,7 +117,7 @@ def test_products_of_packed_weights(depth: int, block: int, rng: np.random.Gener
         own("MatMulNBits", x + constants(w=packed, s=scales) + [NONE] + constants(g=places.astype(np.int32)), **options)
 
 
-def test_norms_behind_sums(rng: np.random.Generator) -> None:
+def test_norms_after_sums(rng: np.random.Generator) -> None:
     x, skip, scale, bias = floats(rng, 2, 3, 8), floats(rng, 2, 3, 8), floats(rng, 8), floats(rng, 8)
     parts = given(x=x, skip=skip) + constants(scale=scale, beta=bias, bias=floats(rng, 8))
     model, feeds = model_of("SkipLayerNormalization", parts, ["y", "", "", "sum"], domain="com.microsoft", epsilon=1e-5)

@@ -380,7 +380,7 @@ def test_composite_operators_of_a_library_that_came_later() -> None:
     assert [node.op for node in graph.nodes] == ["multiply"]
 
 
-def test_numbers_among_the_examples_are_told_of() -> None:
+def test_numbers_among_the_examples_are_reported() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
             return x * scale
@@ -573,7 +573,7 @@ class _Doubled(torch.nn.Module):
         return input * 2, 5, None
 
 
-def test_examples_of_size_one_stay_dynamic_and_what_is_left_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_of_size_one_stay_dynamic_and_what_is_left_out_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     graph = import_model(_Doubled().eval(), (torch.randn(1, 4),), {"input": {0: ("b", 1, 4)}})
     assert [str(size) for size in graph.inputs[0].shape] == ["b", "4"]
     assert (graph.symbols["b"].low, graph.symbols["b"].high) == (1, 4)
@@ -582,7 +582,7 @@ def test_examples_of_size_one_stay_dynamic_and_what_is_left_out_is_told(caplog: 
     assert "always 5" in caplog.text
 
 
-def test_examples_outside_their_range_are_told() -> None:
+def test_examples_outside_their_range_are_reported() -> None:
     with pytest.raises(ImportModelError, match=r"size 9 along axis 0, outside the range 1\.\.4 of 'b'"):
         import_model(_Doubled().eval(), (torch.randn(9, 4),), {"input": {0: ("b", 1, 4)}})
 
@@ -742,7 +742,7 @@ def test_sizes_that_computed_ones_are_1_for(function: Any) -> None:
         np.testing.assert_allclose(found, function(x).numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_code_that_asks_what_an_operator_has_asked_branches_on_it() -> None:
+def test_code_branches_on_what_an_operator_has_branched_on() -> None:
     def later(x: torch.Tensor) -> torch.Tensor:
         rest = x[3:]
         rest = rest + rest.sum(0, keepdim=True)  # asks whether there is one row, which changes nothing

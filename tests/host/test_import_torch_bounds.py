@@ -251,7 +251,7 @@ def _cut_for_some_sizes(x: torch.Tensor, y: torch.Tensor, k: torch.Tensor) -> to
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="PyTorch 2.11 fixes numbers that are read")
-def test_ways_of_sizes_of_0_and_1_are_kept_beside_numbers_that_are_read() -> None:
+def test_ways_of_sizes_of_0_and_1_are_kept_next_to_numbers_that_are_read() -> None:
     ranges = {"x": {0: ("n", 0, 5)}, "y": {0: ("m", 0, 5)}}
     example = (torch.randn(3), torch.randn(4), torch.tensor(2))
     engine = tilewright.compile(_cut_for_some_sizes, example, ranges, "cpu", effort=0)

@@ -92,7 +92,7 @@ def test_choices_that_depend_on_data(function: Callable[..., Any]) -> None:
     check(function, rows(5, 1, 2, 9), BATCH)
 
 
-def test_masks_beside_other_indices() -> None:
+def test_masks_next_to_other_indices() -> None:
     def function(x: Any) -> tuple[Any, ...]:
         rows, columns = x.sum(1) > 0, x.sum(0) > 0
         return x[:, columns], x[rows][:, columns], x[rows, :2], x[rows, 1]
@@ -255,7 +255,7 @@ def test_masks_of_uint8_choose_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("of", ["the part", "the tensor"])
-def test_writes_beside_a_narrow_from_a_place_in_a_tensor_are_refused(of: str) -> None:
+def test_writes_next_to_a_narrow_from_a_place_in_a_tensor_are_refused(of: str) -> None:
     def written(x: Any, at: Any) -> Any:
         x = x.clone()
         part = x.narrow(1, at, 2)

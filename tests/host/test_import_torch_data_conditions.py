@@ -412,7 +412,7 @@ def traced(x: Any) -> Any:
     return x.new_zeros(count).sum() + (x * 2 if x.shape[0] == 1 else x * 3)
 
 
-def one_beside_another(x: Any) -> Any:
+def one_next_to_another(x: Any) -> Any:
     if x.shape[0] == 1:
         return x.exp() if x.shape[1] == 1 else x * 1
     return x + 0
@@ -430,7 +430,7 @@ def one_element(x: Any) -> Any:
         (longer_than_the_example, []),
         (refusing, [(1, 4), (1, 1)]),
         pytest.param(traced, [], marks=takes_truths),
-        (one_beside_another, []),
+        (one_next_to_another, []),
         (one_element, []),
     ],
     ids=lambda item: getattr(item, "__name__", ""),

@@ -308,7 +308,7 @@ def test_dynamic_shapes_in_order() -> None:
             import_model(lambda x, y: x + y, (x, x + 1), wrong)
 
 
-def test_dynamic_shapes_inside_containers_and_beside_dimensions_of_pytorch() -> None:
+def test_dynamic_shapes_inside_containers_and_next_to_dimensions_of_pytorch() -> None:
     x, axes = {"a": torch.randn(3), "b": torch.randn(3)}, {0: ("n", 1, 9)}
     graph = import_model(lambda batch: batch["a"] + batch["b"], (x,), {"batch": {"a": axes, "b": axes}})
     assert [str(value.shape[0]) for value in graph.inputs] == ["n", "n"]

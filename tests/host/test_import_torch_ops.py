@@ -235,7 +235,7 @@ def test_covariances_and_statistics_of_norms() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_matrices_that_cannot_be_factored_are_told() -> None:
+def test_matrices_that_cannot_be_factored_are_reported() -> None:
     a = torch.tensor([[[1.0, 2], [2, 4]], [[0, 0], [0, 0]], [[4, 1], [1, 3]], [[1, 2], [2, 1]]], dtype=torch.float64)
     ops = torch.ops.aten
     cases = {"linalg_inv_ex": ops.linalg_inv_ex(a), "linalg_cholesky_ex": ops.linalg_cholesky_ex(a)}

@@ -406,7 +406,7 @@ def counts_down(turn, out):
 
 
 @pytest.mark.parametrize("mode", [True, "check", "eager"])
-def test_an_instance_that_waits_for_a_later_one_is_told_of(mode):
+def test_an_instance_that_waits_for_a_later_one_is_reported(mode):
     out = np.zeros(2, np.int32)
     with settings.scope(interpret=mode):
         with pytest.raises(ExecutionError, match="the loop never ends") as caught:

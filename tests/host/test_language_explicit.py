@@ -252,7 +252,7 @@ def rest(number):
 
 
 @tilewright.jit
-def behind_roles(x):
+def after_roles(x):
     index = tl.arange(0, 64)
     tile = tx.shared((64,), tl.float32)
     ready = tx.barriers(1, arrivals=8)
@@ -264,13 +264,13 @@ def behind_roles(x):
     tl.store(x + index, tile.load())
 
 
-def test_behind_roles_all_their_warps_arrive(assembler: object) -> None:
+def test_after_roles_all_their_warps_arrive(assembler: object) -> None:
     """The four warps of a launch that says nothing were counted there, and a correct kernel refused."""
     x = np.arange(64, dtype=np.float32)
     with tilewright.settings.settings.scope(interpret=True):
-        behind_roles[(1,)](x)
+        after_roles[(1,)](x)
     np.testing.assert_array_equal(x, np.arange(64) * 0.5)
-    behind_roles.compile({"x": "*f32"}, {}, target="cuda:sm_90a")
+    after_roles.compile({"x": "*f32"}, {}, target="cuda:sm_90a")
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_100"])

@@ -132,7 +132,7 @@ LITERALS = [
 
 
 @pytest.mark.parametrize(("dtype", "literal", "operator", "expected"), LITERALS)
-def test_literal_beside_a_tensor(dtype: str, literal: object, operator: str, expected: str) -> None:
+def test_literal_next_to_a_tensor(dtype: str, literal: object, operator: str, expected: str) -> None:
     assert result(dtype, dtype, operator, literal) == expected
 
 

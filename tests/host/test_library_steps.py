@@ -101,7 +101,7 @@ def failing_plan(products: MagicMock, convolutions: MagicMock, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("failing", [failing_function, failing_product, failing_plan])
-def test_a_library_that_fails_is_told(
+def test_a_library_that_fails_is_reported(
     failing: Callable[..., str], products: MagicMock, convolutions: MagicMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an error that candidates are left out for, and that says what to do."""

@@ -20,7 +20,7 @@ from tests.host.llm_reference import Reference
 from tests.host.llm_support import checkpoint_of, text_checkpoint
 from tilewright.errors import ImportModelError, InputError
 from tilewright.llm import LLM, SamplingParameters
-from tilewright.llm.step import CACHE_FORMATS
+from tilewright.llm.step_graph import CACHE_FORMATS
 from tilewright.llm.text import StopTexts, TextStream
 from tilewright.llm.tokenizer import Tokenizer
 

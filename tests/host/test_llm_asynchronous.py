@@ -13,7 +13,7 @@ from tilewright.errors import InputError
 from tilewright.llm.asynchronous import AsyncEngine, AsyncLLM, EngineStopped
 from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 

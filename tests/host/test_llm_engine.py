@@ -16,7 +16,7 @@ from tests.host.llm_support import Overlapping, StandIn, check_together, shown
 from tilewright.errors import DeviceError, InputError
 from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 

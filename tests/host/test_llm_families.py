@@ -12,7 +12,7 @@ from tests.host.llm_support import BFLOAT16, CASES, TOKENS, checkpoint_of, numbe
 from tilewright.errors import ImportModelError, InputError
 from tilewright.llm.families import LLM_FAMILIES
 from tilewright.llm.model import Chunk, Model, step_graph
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 

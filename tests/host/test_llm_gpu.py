@@ -15,7 +15,7 @@ from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.gpu_model import GPUModel
 from tilewright.llm.model import Chunk, Model
 from tilewright.llm.sampling import Draw, Sampler
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.runtime.cuda.memory import DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
 from tilewright.runtime.cuda.streams import StreamMark

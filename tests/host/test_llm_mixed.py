@@ -16,7 +16,7 @@ from tests.host.test_llm_speculation import speculator
 from tilewright.llm.asynchronous import AsyncEngine, EngineStopped
 from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.llm.structure import StructuredOutput
 
 ADAPTERS = ("first", "second")

@@ -610,7 +610,7 @@ def test_a_client_that_goes_away_frees_its_memory(llm, stream, after):
     assert ask(application, "POST", "/v1/completions", {"prompt": "word", "max_tokens": 2})[0] == 200
 
 
-def test_a_stopped_engine_is_told(tmp_path):
+def test_a_stopped_engine_is_reported(tmp_path):
     llm = AsyncLLM(text_checkpoint(tmp_path / "bytes"), memory=1 << 20)
     application = Application(llm, "bytes")
     llm.close()
@@ -635,7 +635,7 @@ def test_listening_for_others_needs_keys(tmp_path):
     assert own == [True] * 3 + [False] * 4
 
 
-def test_a_long_body_is_parsed_beside_the_loop(llm, monkeypatch):
+def test_a_long_body_is_parsed_next_to_the_loop(llm, monkeypatch):
     parse, threads = protocol.parse, []
     monkeypatch.setattr(protocol, "parse", lambda body: [threads.append(threading.get_ident()), parse(body)][1])
     for count in (1, 1 << 16):

@@ -14,7 +14,7 @@ from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters as Wanted
 from tilewright.llm.speculation import DraftModel, Pace, PromptLookup, Speculator
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 
 class Often(StandIn):

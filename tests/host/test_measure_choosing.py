@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import fcntl
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -234,3 +235,13 @@ def test_calls_on_the_host() -> None:
     assert len(times) >= 1 and min(times) >= 1.0 and calls.count("call") > calls.count("before") >= len(times)
     assert timers.quantiles_of([3.0, 1.0, 2.0], [0.5]) == 2.0
     assert timers.quantiles_of([3.0, 1.0, 2.0], [0.5, 0.0]) == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("one_thread", [False, True])
+def test_calls_on_the_cpu_are_interleaved(one_thread: bool) -> None:
+    order: list[str] = []
+    calls = [lambda: order.append("quick"), lambda: (order.append("slow"), sum(range(200_000)))]
+    quick, slow = timers.on_processor(calls, one_thread)
+    assert len(quick) == len(slow) == 15 and np.median(slow) > 10 * np.median(quick) > 0
+    rounds = "".join(name[0] for name in order)
+    assert len(re.findall("q+s+", rounds)) >= 15  # each round has calls of both

@@ -88,7 +88,7 @@ def test_a_line_that_was_torn_spoils_no_other(folder: Path, caplog: pytest.LogCa
     assert len(another_program()) == 2 and "1 lines" in caplog.text
 
 
-def test_a_file_that_cannot_be_written_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_written_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / FILE_NAME).mkdir()
     cache = another_program()
     for number in range(3):

@@ -116,7 +116,7 @@ def transpose(x, out, N: tl.constexpr):
     tl.store(out + i[:, None] * N + i[None, :], tl.trans(block))
 
 
-def test_a_transpose_is_one_conversion_that_is_told():
+def test_a_transpose_is_one_conversion_that_is_reported():
     assignment = assigned(transpose, {"x": "*f32", "out": "*f32"}, {"N": 64})
     (conversion,) = conversions(assignment)
     assert "shared memory" in conversion.attributes[CONVERSION_ATTRIBUTE]

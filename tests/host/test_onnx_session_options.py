@@ -75,7 +75,7 @@ LONG_LOOP = """<ir_version: 9, opset_import: ["" : 17]> g (float[2048, 2048] v0)
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["chain", "loop"])
-def test_a_run_that_is_told_to_end(kind: str, threads: int) -> None:
+def test_a_run_that_is_ended(kind: str, threads: int) -> None:
     options, run = tw.SessionOptions(), tw.RunOptions()
     options.intra_op_num_threads = threads
     session = tw.InferenceSession(long_chain() if kind == "chain" else onnx.parser.parse_model(LONG_LOOP), options)

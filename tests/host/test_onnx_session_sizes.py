@@ -143,7 +143,7 @@ def test_the_shape_of_an_optional_is_that_of_its_tensor(shape: list[int | str | 
     assert [(entry.name, entry.type, entry.shape) for entry in found] == [("x", "optional(tensor(float))", shape)] * 2
 
 
-def test_a_call_of_nothing_is_told_once_without_advice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_of_nothing_is_reported_once_without_advice(caplog: pytest.LogCaptureFixture) -> None:
     session = tw.InferenceSession(of_one_node("y = Add (a, b)", ("f2", "f2"), None).SerializeToString())
     for rows, columns in ((0, 4), (3, 0), (2, 0)):
         x = np.ones((rows, columns), np.float32)

@@ -302,7 +302,7 @@ def test_configs_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
     assert plan.config is not None and plan.ranked[0].config == plan.config
 
 
-def test_arrays_without_streams_are_told_what_to_become() -> None:
+def test_errors_of_arrays_without_streams_say_what_to_make_of_them() -> None:
     place = DevicePlace(0, streams.DLPACK)
     view = arrays.ArrayView(object(), 4096, dtypes.float32, (8, 8), (8, 1), place)
     for refused in (lambda: arrays.empty(view, (8, 8), dtypes.float32), lambda: arrays.stream_of([view])):

@@ -202,7 +202,7 @@ def test_layers_that_are_left_out(model: Path, rng: np.random.Generator) -> None
         ([np.full((1, 3, 12, 12), "a")], InputError, "elements of"),
     ],
 )
-def test_bad_data_is_told(model: Path, data: Any, error: type[Exception], message: str) -> None:
+def test_bad_data_is_reported(model: Path, data: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tilewright.quantize(model, data)
 

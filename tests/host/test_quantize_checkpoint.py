@@ -17,7 +17,7 @@ from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import reader_of
 from tilewright.importers.quantized_weights import nearest
 from tilewright.llm.model import step_graph
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.quant import checkpoint as quantizer
 from tilewright.quant.checkpoint import quantize_checkpoint
 

@@ -21,7 +21,7 @@ from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import reader_of
 from tilewright.importers.quantized_weights import QuantizedMatrix, in_runs, multiply, place_not_finite
 from tilewright.llm.model import Chunk, Model, step_graph
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.targets.registry import get_target
 
 ROWS, COLUMNS, GROUP = 48, 96, 32

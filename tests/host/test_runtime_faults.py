@@ -59,7 +59,7 @@ def run(tmp_path) -> Callable[..., tuple[int, str]]:
     return run
 
 
-def told(text: str) -> list[str]:
+def reported_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("tilewright:")]
 
 
@@ -67,7 +67,7 @@ def told(text: str) -> list[str]:
 def test_kernel_launch_and_advice(run, threads):
     status, text = run("crash()", threads)
     assert status == -signal.SIGSEGV
-    (line,) = told(text)
+    (line,) = reported_lines(text)
     assert "segmentation fault (SIGSEGV) at address 0x" in line and "in kernel no_mask, program instance (" in line
     assert line.endswith("of grid (64, 1, 1)")
     assert "\n  out = 0x" in text and "\n  n = -64\n" in text and "scale" not in text
@@ -96,7 +96,7 @@ far[(1,)](out, -(1 << 35))
 
 def test_fault_in_a_function_of_the_c_library(run):
     status, text = run("fill[(4,)](out, BLOCK=1024)")  # becomes a call of memset
-    assert status == -signal.SIGSEGV and len(told(text)) == 1 and "in kernel fill" in text
+    assert status == -signal.SIGSEGV and len(reported_lines(text)) == 1 and "in kernel fill" in text
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -105,7 +105,7 @@ def test_faulthandler_writes_its_traceback_too(run, order):
     warm = "no_mask[(2,)](x, out, 64, 1.5, BLOCK=32)\n"
     status, text = run((enable + warm if order == "before" else warm + enable) + "crash()")
     assert status == -signal.SIGSEGV
-    assert len(told(text)) == 1 and "Fatal Python error: Segmentation fault" in text and "in crash" in text
+    assert len(reported_lines(text)) == 1 and "Fatal Python error: Segmentation fault" in text and "in crash" in text
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_faulthandler_writes_its_traceback_too(run, order):
 @pytest.mark.parametrize("handler", ["", "faulthandler.enable()\n"])
 def test_faults_of_others_go_where_they_went(run, fault, handler):
     status, text = run(f"no_mask[(2,)](x, out, 64, 1.5, BLOCK=32)\n{handler}{fault}")
-    assert status == -signal.SIGSEGV and not told(text)
+    assert status == -signal.SIGSEGV and not reported_lines(text)
     assert ("Fatal Python error" in text) == bool(handler)
 
 
@@ -131,24 +131,24 @@ assert np.frombuffer(pages, np.float32)[mmap.PAGESIZE // 4 + 63] == 1.5
 """
     status, text = run(program)
     assert status == 0, text
-    assert len(told(text)) == 1
+    assert len(reported_lines(text)) == 1
 
 
-def test_child_of_a_fork_is_told_of_as_well(run):
+def test_child_of_a_fork_is_reported_as_well(run):
     status, text = run(
         "no_mask[(2,)](x, out, 64, 1.5, BLOCK=32)\n"
         "child = os.fork()\nif child == 0: crash()\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -11",
         threads=2,
     )
     assert status == 0, text
-    assert len(told(text)) == 1
+    assert len(reported_lines(text)) == 1
 
 
 def test_stack_overflow_is_nobodys_kernel(run):
     status, text = run(
         "no_mask[(2,)](x, out, 64, 1.5, BLOCK=32)\nfaulthandler.enable()\nfaulthandler._stack_overflow()"
     )
-    assert status == -signal.SIGSEGV and not told(text) and "Fatal Python error" in text
+    assert status == -signal.SIGSEGV and not reported_lines(text) and "Fatal Python error" in text
 
 
 def test_file_that_was_cut_short_while_mapped(run, tmp_path):
@@ -177,6 +177,6 @@ engine.run({"x": np.frombuffer(pages, np.float32)[:1024].reshape(8, 128)})
 """
     status, text = run(program)
     assert status == -signal.SIGSEGV, text
-    (line,) = told(text)
+    (line,) = reported_lines(text)
     assert "in kernel " in line
     assert "help: shapes and strides fit" in text and "CHECK_BOUNDS" not in text  # which changes nothing in engines

@@ -279,7 +279,7 @@ def test_a_file_that_was_cut_off(model: Path, tmp_path: Path) -> None:
         tilewright.search_precision(model, path)
 
 
-def test_drops_are_told_apart() -> None:
+def test_drops_are_distinguished() -> None:
     assert search._distinct_percentages(0.0, 3e-9) == ["0%", "3e-07%"]
     assert search._distinct_percentages(0.005, 0.0050000001) == ["0.5%", "0.50000001%"]
     assert len(set(search._distinct_percentages(0.1, float(np.nextafter(0.1, 1))))) == 2

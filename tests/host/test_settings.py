@@ -47,14 +47,14 @@ def test_empty_means_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.dump_directory, found.parallel, found.verify) == (None, "auto", False)
 
 
-def test_unknown_variables_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_variables_are_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("TILEWRIGHT_THREAD", "2")
     with caplog.at_level(logging.WARNING, "tilewright"):
         Settings.from_environment()
     assert "TILEWRIGHT_THREAD has no meaning; did you mean TILEWRIGHT_THREADS?" in caplog.text
 
 
-def test_a_dump_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_dump_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with settings.scope(dump_directory=tmp_path / "file"), pytest.raises(SettingsError, match="dump directory"):
         settings.dump("kernel.tile", "text")

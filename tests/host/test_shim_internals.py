@@ -136,7 +136,7 @@ def calls(x):
     tl.store(x, apart(tl.load(x)))
 
 
-def test_noinline_is_told_of() -> None:
+def test_noinline_is_reported() -> None:
     kernel = calls.compile({"x": "*f32"}, {})
     assert any("'apart' is inlined here" in remark.message for remark in kernel.remarks)
     with redirect_stdout(io.StringIO()) as text:

@@ -303,7 +303,7 @@ def test_generated_source(draw: Draw, golden: Callable[..., None]) -> None:
     golden("\n".join(stage.calls[0].kernel.source for candidate in chosen for stage in candidate.stages))
 
 
-def test_one_column_beside_several(draw: Draw, compiled: bool) -> None:
+def test_one_column_next_to_several(draw: Draw, compiled: bool) -> None:
     """A piece of a concat that does not follow the columns is read once a row, or not at all."""
     b = GraphBuilder("columns")
     n = b.symbol("n", 1, 9)

@@ -76,7 +76,7 @@ def test_constant_indices_divide() -> None:
     assert (quotient.constant, remainder.constant) == (3, 2)
 
 
-def test_places_beside_others_divide() -> None:
+def test_places_next_to_others_divide() -> None:
     """Pixel (y + 1, x + 1) of lines of 66 pixels, of which 64 by 65 are asked."""
     y, x = axes_of((64, 65))
     quotient, remainder = y.times(66).plus(x).plus(number(67)).divide(66)
@@ -94,7 +94,7 @@ def test_axes_merge_where_every_access_allows_it() -> None:
 
 
 @pytest.mark.parametrize("permuted", [False, True])
-def test_lines_that_are_read_backwards_behind_a_reshape(permuted: bool) -> None:
+def test_lines_that_are_read_backwards_after_a_reshape(permuted: bool) -> None:
     """Places such as 23 - i are divided whole: parts of them may be negative."""
     b = GraphBuilder("backwards")
     x = b.input("x", float32, (12, 5, 3))

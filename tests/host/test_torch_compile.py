@@ -369,7 +369,7 @@ def test_results_that_look_at_a_part_of_a_tensor_have_pytorchs_strides(view: Cal
         torch.testing.assert_close(found, want, check_stride=True)
 
 
-def test_updates_and_indices_whose_numbers_are_told_apart() -> None:
+def test_updates_and_indices_whose_numbers_are_distinguished() -> None:
     """PyTorch allows more updates than indices, and has no condition that they are as many."""
 
     def forward(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:

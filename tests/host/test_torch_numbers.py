@@ -223,7 +223,7 @@ def test_padding_of_a_dynamic_axis_with_its_edges():
     check(pads, torch.randn(1, 3, 5), dynamic={"x": {2: ("n", 1, 32)}}, sizes=sizes)
 
 
-def test_scales_stay_behind_a_cast_that_loses_numbers():
+def test_scales_stay_after_a_cast_that_loses_numbers():
     # sums that float32 has exactly, in any order, and float16 has not
     weight, scale = torch.randint(-16, 17, (4, 3, 3, 3)) / 16, torch.randint(2, 9, (4, 1, 1))
     convolve = lambda x: torch.nn.functional.conv2d(x, weight)  # noqa: E731
@@ -399,7 +399,7 @@ def test_places_that_are_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_labels_behind_the_end_do_not_count(reduction: str) -> None:
+def test_labels_after_the_end_do_not_count(reduction: str) -> None:
     labels = torch.tensor([[2, 0, -1, 3, 1], [-1, 1, 2, 0, 4], [4, 3, 2, 1, 0]])
     loss = torch.nn.MultiLabelMarginLoss(reduction=reduction)
     x = torch.randn(3, 5)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tilewright.build import branches
+from tilewright.build.concurrent_branches import LanePlace, TaskWork, places
 from tilewright.build.index_ranges import check_constant_indices, index_ranges
 from tilewright.build.kernels import KernelSet
 from tilewright.build.manifest import TargetProgram, manifest_of, program_entry
@@ -181,7 +181,7 @@ class EngineBuilder:
             conditions=self.conditions,
         )
 
-    def _spread(self, accesses: Sequence[TaskAccess], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
+    def _spread(self, accesses: Sequence[TaskAccess], evidence: Mapping[str, Any]) -> list[LanePlace]:
         """A lane for each task: several where it pays to run kernels at once."""
         if not self.target.concurrent_kernels:
             return in_order(accesses)
@@ -191,8 +191,8 @@ class EngineBuilder:
             candidate = access.task.candidate
             fills = any(_ctas(call.grid) >= machine.processors for stage in candidate.stages for call in stage.calls)
             seconds = _seconds(candidate, evidence.get(access.task.group.name, {}))
-            work.append(branches.TaskWork(access.reads, access.writes, seconds, fills))
-        return branches.places(work, machine.launches.crossing)
+            work.append(TaskWork(access.reads, access.writes, seconds, fills))
+        return places(work, machine.launches.crossing)
 
     def _steps(self, number: int, task: GroupTask, storage: TensorStorage, evidence: dict[str, Any]) -> list[PlanStep]:
         """A step for each stage of the task's candidate."""

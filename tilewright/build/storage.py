@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.build.branches import LanePlace, last_concurrent
+from tilewright.build.concurrent_branches import LanePlace, last_concurrent
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.memory import LiveInterval, plan_memory

@@ -20,7 +20,7 @@ from tilewright.importers.torch_flex import flex_attention_in_operators
 from tilewright.importers.torch_indexed_writes import written
 from tilewright.importers.torch_losses import adaptive_loss, adaptive_prediction, ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_narrow import cuts_from_tensors
-from tilewright.importers.torch_packed import packed_sequences
+from tilewright.importers.torch_packed_sequences import packed_sequences
 from tilewright.importers.torch_python_values import answers_in_operators
 from tilewright.importers.torch_quantized import plain_layers
 from tilewright.importers.torch_quantized_tensors import quantized_tensors

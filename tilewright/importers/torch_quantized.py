@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan
 from torch.ao.quantization.fx import _decomposed as _decomposed  # defines the operators
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_packed import Padded, begin, inside_of
+from tilewright.importers.torch_packed_sequences import Padded, begin, inside_of
 
 QUANTIZED_PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
 _operators: Any = torch.ops.quantized_decomposed

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Value
 from tilewright.importers.sorting import top
-from tilewright.llm.step import GenerationStep
+from tilewright.llm.step_graph import GenerationStep
 from tilewright.symbolic import lift, simplify
 
 

@@ -22,7 +22,7 @@ from tilewright.dtypes import BY_NAME
 from tilewright.engine.engine import Engine
 from tilewright.llm.model import Chunk, Model, Rows
 from tilewright.llm.sampling import GREEDY, Draw
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.llm.token_counts import TokenCounts
 from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer

@@ -19,7 +19,7 @@ from tilewright.llm.gpu_model import GPUModel
 from tilewright.llm.model import Model, describe, open_family
 from tilewright.llm.requests import Output, SamplingParameters
 from tilewright.llm.speculation import MOST_DRAFTS, DraftModel, Speculator
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 from tilewright.llm.structure import FormCompiler
 from tilewright.llm.tokenizer import Tokenizer, end_tokens
 from tilewright.llm.tools import Tools, read_tools

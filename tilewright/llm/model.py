@@ -19,7 +19,7 @@ from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import LLM_FAMILIES, Family
 from tilewright.llm.sampling import Draw
-from tilewright.llm.step import CACHE_FORMATS, COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
+from tilewright.llm.step_graph import CACHE_FORMATS, COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
 

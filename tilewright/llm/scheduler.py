@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tilewright.llm.block_pool import BlockPool, next_digest, root_digest
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 
 @dataclass(eq=False)

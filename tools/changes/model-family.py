@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tilewright.llm.model import step_graph
-from tilewright.llm.step import Limits
+from tilewright.llm.step_graph import Limits
 
 CONFIG = {
     "model_type": "arcee", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 1,

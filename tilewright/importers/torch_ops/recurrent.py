@@ -130,13 +130,13 @@ def padded_layers(
     call: TorchCall, x: Value, lengths: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool,
     layers: int, bidirectional: bool, kind: str,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """`importers.torch_packed.padded_layers`: outputs, zeros after each sequence's end, and last states."""
+    """`importers.torch_packed_sequences.padded_layers`: outputs, zeros after each sequence's end, and last states."""
     found = _layers(call, _CELLS[kind], x, states, params, has_biases, layers, bidirectional, False, lengths)
     return tuple(found)
 
 
 def known_lengths(call: TorchCall, lengths: Value, steps: Size) -> Value:
-    """`importers.torch_packed.known_lengths`: every call checks them."""
+    """`importers.torch_packed_sequences.known_lengths`: every call checks them."""
     least, most = (call.op(name, lengths, axes=(0,), keepdims=False) for name in ("reduce_min", "reduce_max"))
     fits = call.op("logical_and", call.op("greater", least, 0), call.op("less_equal", most, call.value(steps, int64)))
     call.op("condition", fits, what="the lengths of packed sequences are from 1 to the number of steps")

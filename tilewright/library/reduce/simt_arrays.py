@@ -18,7 +18,7 @@ from tilewright.runtime.gpu_program import LARGEST_GRID
 from tilewright.targets.machine import Machine
 
 INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}  # by kind
-_THREADS = 512  # of a CTA of a reduction over rows, at most
+_COLUMN_THREADS = 512  # of a CTA of a reduction over rows, at most
 _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
 _PIECES = 4096  # into which their rows are cut at most
 _LEAST_PIECE = 8192  # columns of a piece of a row
@@ -93,7 +93,7 @@ def _column_launches(
     """
     outer, length, inner = shape
     _check_counted(length, inner)
-    block, threads = min(128, max(16, next_power_of_2(inner))), _THREADS
+    block, threads = min(128, max(16, next_power_of_2(inner))), _COLUMN_THREADS
     strips, vectors = cdiv(inner, block) * outer, _VECTORS
     while (
         vectors > 4

@@ -15,7 +15,7 @@ from tilewright.llm.families.phi3 import Phi3
 from tilewright.llm.families.qwen import Qwen2, Qwen2Experts, Qwen3, Qwen3Experts
 from tilewright.llm.families.smollm3 import SmolLM3
 from tilewright.llm.families.starcoder2 import Starcoder2
-from tilewright.llm.step import GenerationStep
+from tilewright.llm.step_graph import GenerationStep
 
 
 class Family(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.huggingface import HUGGING_FACE_ACTIVATIONS
 from tilewright.llm.rotary import Rotary, read_rotary
-from tilewright.llm.step import GenerationStep, Heads
+from tilewright.llm.step_graph import GenerationStep, Heads
 
 
 class Decoder:

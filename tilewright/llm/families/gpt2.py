@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.huggingface import HUGGING_FACE_ACTIVATIONS
-from tilewright.llm.step import GenerationStep
+from tilewright.llm.step_graph import GenerationStep
 
 
 class GPT2:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.host.cuda_stand_in import Driver
 from tests.host.random_graphs import RandomGraph
-from tilewright.build import branches
-from tilewright.build.branches import LANES, TaskWork, direct_dependencies, places
+from tilewright.build import concurrent_branches
 from tilewright.build.builder import build
+from tilewright.build.concurrent_branches import LANES, TaskWork, direct_dependencies, places
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -40,7 +40,7 @@ def test_lanes_are_used_where_they_pay() -> None:
     for changed in ({"seconds": 1e-6}, {"fills": True}):  # too short, or nothing left for others
         assert all(place.lane == 0 for place in places([dataclasses.replace(t, **changed) for t in both], CROSSING))
     chain = [work("abcde"[n], "bcdef"[n]) for n in range(5)]
-    assert all(place == branches.LanePlace(0, ()) for place in places(chain, CROSSING))
+    assert all(place == concurrent_branches.LanePlace(0, ()) for place in places(chain, CROSSING))
 
 
 def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:
@@ -49,7 +49,7 @@ def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:
         names = "".join(rng.choice(list("abcdefghijkl"), 3))
         tasks.append(work(names[:2], names[2:], float(rng.uniform(1e-6, 2e-5)), bool(rng.integers(0, 5) == 0)))
     needed = direct_dependencies(tasks)
-    found, _ = branches._spread(tasks, needed, CROSSING)
+    found, _ = concurrent_branches._spread(tasks, needed, CROSSING)
     before: list[set[int]] = []
     for number, place in enumerate(found):
         assert 0 <= place.lane < LANES
@@ -57,7 +57,7 @@ def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:
         before.append({*ordered, *(other for n in ordered for other in before[n])})
         assert all(other in before[number] for other in range(number) if tasks[other].conflicts(tasks[number]))
     users = [int(n) for n in rng.integers(0, 20, 3)]
-    last = branches.last_concurrent(found)(users)
+    last = concurrent_branches.last_concurrent(found)(users)
     assert all(set(users) <= before[number] for number in range(last + 1, 40)) and not set(users) <= before[last]
 
 
@@ -87,11 +87,11 @@ def test_branches_of_an_engine_run_on_streams_of_their_own(driver: Driver, rng, 
 
 @pytest.mark.parametrize("length", [10, 20])
 def test_random_graphs_on_lanes_keep_their_results(driver: Driver, rng, monkeypatch, length: int) -> None:
-    monkeypatch.setattr(branches, "_LARGEST_SHARE_OF_ONE_LANE", 1e9)  # lanes wherever there are branches
+    monkeypatch.setattr(concurrent_branches, "_LARGEST_SHARE_OF_ONE_LANE", 1e9)  # lanes wherever there are branches
     drawn = RandomGraph(int(rng.integers(2**32)), length)
     inputs = {name: array.astype(np.float32) for name, array in drawn.inputs(2, 3).items()}
     spread = build(drawn.graph, "cuda:sm_90a")
-    monkeypatch.setattr(branches, "_LARGEST_SHARE_OF_ONE_LANE", 0.0)
+    monkeypatch.setattr(concurrent_branches, "_LARGEST_SHARE_OF_ONE_LANE", 0.0)
     alone = build(drawn.graph, "cuda:sm_90a")
     assert {step.lane for step in alone.plan.steps} == {0}
     wanted = alone.run(inputs)
