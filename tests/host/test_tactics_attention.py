@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.host.cuda_stand_in import Driver
 from tests.host.tactics_support import Draw, check
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.reference import run
+from tilewright.library.attention import simt
 
 Case = tuple[Graph, dict[str, np.ndarray]]
 
@@ -96,3 +101,26 @@ def test_few_short_and_many_queries_have_kernels_of_their_own(draw: Draw) -> Non
     (stage,) = chosen.stages
     assert [call.condition and call.condition[1] for call in stage.calls] == [4, 16, 32, None]
     assert [call.constants.get("BLOCK_S") for call in stage.calls] == [None, 16, 32, 64]
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(24, (64, 64)), (64, (64, 32)), (72, (64, 64)), (8, None)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_float32_on_a_gpu_in_larger_blocks(
+    size: int, blocks: tuple[int, int] | None, causal: bool, driver: Driver, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(simt, "_plain_seconds", lambda call, *given: 1 / call.constants["BLOCK_S"])
+    b = GraphBuilder("attention")
+    n, s = b.symbol("n", 1, 4), b.symbol("s", 1, 512)
+    q, k, v = (b.input(name, float32, (n, heads, s, size)) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
+    b.output(b.op("attention", [q, k, v], scale=0.2, causal=causal), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(0))
+    (step,) = engine.plan.steps
+    assert step.evidence["reasons"].get("blocks") == (blocks and f"{blocks[0]} queries x {blocks[1]} keys")
+    for batch, length in ((2, 70), (1, 1), (1, 129)):
+        inputs = {
+            name: rng.standard_normal((batch, heads, length, size), np.float32)
+            for name, heads in (("q", 4), ("k", 2), ("v", 2))
+        }
+        np.testing.assert_allclose(engine.run(inputs)["y"], run(graph, inputs)["y"], rtol=2e-5, atol=2e-5)

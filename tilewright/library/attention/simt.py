@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.attention.hopper.candidates import hopper_candidates
@@ -32,20 +33,42 @@ from tilewright.targets.base import Target
 
 # Numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps.
 _WIDEST_OF_WARPS = 1024
+# Blocks of up to so many queries reach this part of the rate of multiply-adds (float32; H200, 2026-12-01).
+_SMALL_ROWS, _SMALL_BLOCKS = 32, 0.25
+# By the width of heads: queries and keys of a block of float32, and threads. Without spills from sm_80 on.
+_Blocks = tuple[int, int, int]
+_BLOCKS: dict[int, _Blocks] = {32: (64, 64, 128), 64: (64, 32, 128), 128: (64, 64, 256)}
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
     blocks = block_attention(group, graph, target)
     group, copies = with_strided_operands(group, graph, target, quantizes=True)
-    plain = strided_candidate(group, target, partial(_calls, group, graph, target.kernels.widest_head))
+    plain = _plain(group, graph, target, None)
     (call,) = plain.stages[0].calls
-    cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
     strided = [
         *(decoding_candidates(group, graph, target) or hopper_candidates(group, graph, call, target)),
-        replace(plain, cost=cost),
+        *(_plain(group, graph, target, larger) for larger in _larger_blocks(call, strided_operands(group))),
+        plain,
     ]
     return [*blocks, *(_with_copies(copies, candidate, target) for candidate in strided)]
+
+
+def _plain(group: Group, graph: Graph, target: Target, blocks: _Blocks | None) -> Candidate:
+    """The plain kernel, in the blocks that any sizes and types take or in other ones."""
+    found = strided_candidate(group, target, partial(_calls, group, graph, target.kernels.widest_head, blocks))
+    (call,) = found.stages[0].calls
+    cost = replace(found.cost, seconds=_plain_seconds(call, strided_operands(group), target))
+    reasons = found.reasons if blocks is None else {**found.reasons, "blocks": "{} queries x {} keys".format(*blocks)}
+    return replace(found, cost=cost, reasons=reasons)
+
+
+def _larger_blocks(call: KernelCall, strided: Strided) -> list[_Blocks]:
+    """Blocks of float32 that do more with each number from shared memory, where there are queries for them."""
+    wide = max(call.constants["BLOCK_D"], call.constants["BLOCK_V"])
+    if strided.sources["q"].dtype != float32 or typical(strided.views["q"].shape[2]) <= call.constants["BLOCK_S"]:
+        return []
+    return [_BLOCKS[wide]] if wide in _BLOCKS else []
 
 
 def _with_copies(copies: Copies, candidate: Candidate, target: Target) -> Candidate:
@@ -63,14 +86,15 @@ def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
     rows, block = call.constants["BLOCK_S"], call.constants["BLOCK_T"]
     tiles = -(-typical(q.shape[2]) // rows) * typical(product(q.shape[:2]), 1 << 20)
     wide = call.constants["BLOCK_D"] + call.constants["BLOCK_V"]
-    clocks = BLOCK_CLOCKS + 2.0 * rows * block * wide / (0.5 * machine.dot_rate(dtype, target.tf32))
+    reached = _SMALL_BLOCKS if dtype == float32 and rows <= _SMALL_ROWS else 0.5
+    clocks = BLOCK_CLOCKS + 2.0 * rows * block * wide / (reached * machine.dot_rate(dtype, target.tf32))
     blocks = -(-keys // block) / (2 if call.constants["CAUSAL"] and tiles > 1 else 1)
     return machine.launches.kernel + -(-tiles // (2 * machine.processors)) * (blocks + 1) * clocks / machine.clock
 
 
 def _calls(
-    group: Group, graph: Graph, widest: int, q: Value, operands: dict[str, Operand], types: dict[str, str],
-    constants: dict[str, Any], keys: Size,
+    group: Group, graph: Graph, widest: int, blocks: _Blocks | None, q: Value, operands: dict[str, Operand],
+    types: dict[str, str], constants: dict[str, Any], keys: Size,
 ) -> list[KernelCall]:  # fmt: skip
     """One launch: blocks of queries as large as there can be, up to 64 (32 in float32, whose products are slow; 16 of
     wide heads).
@@ -87,6 +111,8 @@ def _calls(
     most = SMALLEST if max(head, value_head) >= _WIDEST_OF_WARPS else 32 if wide or row_bytes > 256 else 64
     block = min(most, max(SMALLEST, next_power_of_2(int(min(upper_bound(queries), most)))))
     key_block = min(most, max(SMALLEST, next_power_of_2(keys))) if isinstance(keys, int) else most
+    threads = 256 if row_bytes >= _WIDEST_OF_WARPS else 128 if block > SMALLEST else 32 if not wide else 64
+    block, key_block, threads = blocks or (block, key_block, threads)
     given = {**constants, "BLOCK_D": head, "BLOCK_V": value_head, "BLOCK_S": block, "BLOCK_T": key_block}
     lengths = operands.pop("lengths_0", None)
     extra = ExtraReferences(first=0 if lengths is None else 1)
@@ -95,5 +121,4 @@ def _calls(
     given |= {"COUNTED": lengths is not None, "EPILOGUE": attention_slots(group, graph, extra).function}
     bind_extra(extra, operands, types)
     grid = (ceil_divide(queries, block), heads, batch)
-    threads = 256 if row_bytes >= _WIDEST_OF_WARPS else 128 if block > SMALLEST else 32 if not wide else 64
     return [KernelCall(attention, dict(operands), dict(types), given, grid, threads=threads, evenly=True)]
