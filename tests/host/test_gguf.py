@@ -25,7 +25,7 @@ def blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.n
     """Bytes of random blocks, whose float16 numbers are ordinary ones."""
     each, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     data = rng.integers(0, 256, (rows, columns // each, size)).astype(np.uint8)
-    places = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]
+    places = (208,) if kind == "Q6_K" else (0, 2) if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)
     for place in places:
         numbers = rng.uniform(0.0002, 0.002, data.shape[:2]).astype(np.float16)
         data[..., place : place + 2] = numbers[..., None].view(np.uint8)
@@ -37,7 +37,7 @@ def test_blocks_are_those_of_the_package(kind: str, rng: np.random.Generator) ->
     data = blocks(rng, kind, 6, 512)
     expected = gguf.dequantize(data, KINDS[kind])
     found = _UNPACKED[kind](data).numbers()
-    if kind in ("Q4_0", "Q8_0"):
+    if not kind.endswith("_K"):
         assert np.array_equal(found, expected)
     else:  # the package rounds between the two factors
         np.testing.assert_allclose(found, expected, rtol=2e-7, atol=1e-7)
@@ -99,9 +99,10 @@ def write_llama(path: Path, rng: np.random.Generator, kinds: tuple[str, ...], **
     return {"settings": {**CASES["llama"], **settings, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}, **floats}
 
 
-def test_a_llama_in_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0", "Q4_K", "Q6_K"), ("Q4_1", "Q5_1", "Q5_K", "IQ4_NL")], ids=str)
+def test_a_llama_in_one_file(kinds: tuple[str, ...], tmp_path: Path, rng: np.random.Generator) -> None:
     path = tmp_path / "small.gguf"
-    floats = write_llama(path, rng, ("Q4_0", "Q8_0", "Q4_K", "Q6_K"))
+    floats = write_llama(path, rng, kinds)
     settings = floats.pop("settings")
     folder = write(tmp_path / "plain", floats, **settings)
     tokens = rng.integers(0, 96, 12).tolist()

@@ -6,6 +6,11 @@ of these types keep their bits (d, m: the block's float16 numbers):
     Q4_0   32 inputs   d (q - 8), q of 4 bits; the first half is in the low bits
     Q8_0   32 inputs   d q, q of 8 bits
     Q4_K   256 inputs  d s q - m t, q of 4 bits, s and t of 6 bits for each 32
+    Q4_1   32 inputs   d q + m, q of 4 bits
+    Q5_0   32 inputs   d (q - 16), q of 5 bits, the fifth ones in a word; stored as int8 here, as are
+    Q5_1   32 inputs   d q + m, q of 5 bits,
+    Q5_K   256 inputs  d s q - m t, as Q4_K with q of 5 bits, and
+    IQ4_NL 32 inputs   d q, q of 4 bits a place in a table of int8
     Q6_K   256 inputs  d s (q - 32), q of 6 bits, s of 8 bits for each 16; stored as int8 here
 
 F16, BF16 and F32 are floats; other types become floats, and a line in the log names them.
@@ -46,6 +51,7 @@ _INNER = {
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 _ROPE_FACTORS = "rope_freqs.weight"
+_IQ4_NUMBERS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -265,16 +271,57 @@ def _q8_0(data: np.ndarray) -> QuantizedMatrix:
     return QuantizedMatrix(codes, _float16(blocks[..., :2]))
 
 
-def _q4_k(data: np.ndarray) -> QuantizedMatrix:
-    blocks = data.reshape(len(data), -1, 144)
+def _q4_1(data: np.ndarray) -> QuantizedMatrix:
+    blocks = data.reshape(len(data), -1, 20)
+    codes = _halves(blocks[..., 4:]).reshape(len(data), -1).view(uint4.numpy)
+    return QuantizedMatrix(codes, _float16(blocks[..., :2]), offsets=-_float16(blocks[..., 2:4]))
+
+
+def _fives(blocks: np.ndarray) -> np.ndarray:
+    """Codes of 5 bits of blocks [.., 4 + 16]: a bit of each in the first 4 bytes, then the others."""
+    fifth = np.unpackbits(blocks[..., :4], axis=-1, bitorder="little")
+    return (_halves(blocks[..., 4:]) | fifth << 4).astype(np.int8)
+
+
+def _q5_0(data: np.ndarray) -> QuantizedMatrix:
+    blocks = data.reshape(len(data), -1, 22)
+    codes = _fives(blocks[..., 2:]) - np.int8(16)
+    return QuantizedMatrix(codes.reshape(len(data), -1), _float16(blocks[..., :2]))
+
+
+def _q5_1(data: np.ndarray) -> QuantizedMatrix:
+    blocks = data.reshape(len(data), -1, 24)
+    codes = _fives(blocks[..., 4:]).reshape(len(data), -1)
+    return QuantizedMatrix(codes, _float16(blocks[..., :2]), offsets=-_float16(blocks[..., 2:4]))
+
+
+def _iq4_nl(data: np.ndarray) -> QuantizedMatrix:
+    blocks = data.reshape(len(data), -1, 18)
+    codes = _IQ4_NUMBERS[_halves(blocks[..., 2:])].reshape(len(data), -1)
+    return QuantizedMatrix(codes, _float16(blocks[..., :2]))
+
+
+def _scaled_twice(blocks: np.ndarray, codes: np.ndarray) -> QuantizedMatrix:
+    """A matrix of blocks that begin with d, m, and s and t of 6 bits for each 32 inputs."""
     d, least = (_float16(blocks[..., begin : begin + 2]).astype(np.float32)[..., None] for begin in (0, 2))
     low, middle, high = (blocks[..., begin : begin + 4] for begin in (4, 8, 12))
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 2) & 0x30)], axis=-1)
     offsets = np.concatenate([middle & 63, (high >> 4) | ((middle >> 2) & 0x30)], axis=-1)
+    rows = len(blocks)
+    return QuantizedMatrix(codes, (d * scales).reshape(rows, -1), offsets=(least * offsets).reshape(rows, -1))
+
+
+def _q4_k(data: np.ndarray) -> QuantizedMatrix:
+    blocks = data.reshape(len(data), -1, 144)
     codes = _halves(blocks[..., 16:].reshape(len(data), -1, 4, 32)).reshape(len(data), -1)
-    return QuantizedMatrix(
-        codes.view(uint4.numpy), (d * scales).reshape(len(data), -1), offsets=(least * offsets).reshape(len(data), -1)
-    )
+    return _scaled_twice(blocks, codes.view(uint4.numpy))
+
+
+def _q5_k(data: np.ndarray) -> QuantizedMatrix:
+    blocks = data.reshape(len(data), -1, 176)
+    low = _halves(blocks[..., 48:].reshape(len(data), -1, 4, 32)).reshape(len(data), -1, 8, 32)
+    fifth = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return _scaled_twice(blocks, (low | fifth << 4).astype(np.int8).reshape(len(data), -1))
 
 
 def _q6_k(data: np.ndarray) -> QuantizedMatrix:
@@ -291,5 +338,6 @@ def _q6_k(data: np.ndarray) -> QuantizedMatrix:
 
 
 _UNPACKED: dict[str, Callable[[np.ndarray], QuantizedMatrix]] = {
-    "Q4_0": _q4_0, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q6_K": _q6_k, "IQ4_NL": _iq4_nl,
 }  # fmt: skip
