@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -297,16 +298,17 @@ def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cach
     graph = towers(rng)
     (group, *_) = fuse(graph).groups
     target = get_target("cuda:sm_90a")
-    found = candidates(group, graph, target)[:2]
+    short = candidates(group, graph, target)[:2]
+    long = [replace(each, cost=replace(each.cost, seconds=1e-3)) for each in short]
     weights = []
-    for cold in (False, True):
+    for cold, found in ((False, short), (True, short), (True, long)):
         seen: list[Any] = []
         monkeypatch.setattr(trials.Launch, "__call__", lambda launch, stream, places, seen=seen: seen.append(places))
         monkeypatch.setattr(timing, "replay_times", lambda work, rounds: [work[0](0), work[1](0)] and [[1.0], [2.0]])
         times, failures, *_ = trials.Trials(graph, target, current_device(), cold).measure(dict(enumerate(found)), {})
         assert times[0] < times[1] and not failures
         weights.append([len({places[number] for places in seen}) for number in range(3)])
-    assert weights[0] == [1, 1, 1] and sorted(weights[1]) == [1, 1, 64]
+    assert [sorted(each) for each in weights] == [[1, 1, 1], [1, 1, 64], [1, 1, 5]]
 
 
 def test_candidates_share_temporaries_of_one_name_and_several_extents(rng) -> None:

@@ -151,6 +151,7 @@ def check(graph: Graph, rows: int) -> None:
         assert np.abs(ours - wanted).max() <= 2**-6 * np.abs(wanted).max(), name
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("rows", [4, None], ids=["known", "dynamic"])
 @pytest.mark.parametrize("detail", [*ONE_KERNEL, *TWO_KERNELS])
 def test_details(detail: str, rows: int | None, driver: Any) -> None:

@@ -37,6 +37,7 @@ from tilewright.targets.base import Target
 from tilewright.targets.gpu.binary import GpuBinary
 
 _ALIGNMENT = 256
+_COLD_SECONDS = 5e-3  # for a launch on each copy of the weights
 _POOL_BYTES = 1 << 20  # of random numbers, repeated to fill tensors
 
 
@@ -101,7 +102,8 @@ class Trials:
         with self.device.active():
             makers = {number: partial(self._launches, each, tensors) for number, each in candidates.items()}
             launches = attempt(makers, failures)
-            addresses = self._layout(tensors, self._copies(tensors))
+            quickest = min((candidates[number].cost.seconds for number in launches), default=0.0)
+            addresses = self._layout(tensors, self._copies(tensors, quickest))
             work = {n: [partial(_launch, each, places) for places in addresses] for n, each in launches.items()}
             usable = attempt({number: partial(each[0], 0) for number, each in work.items()}, failures)
             check(api().cuCtxSynchronize(), "trying kernels")
@@ -132,12 +134,14 @@ class Trials:
 
     # -- Memory -------------------------------------------------------------------------------------------------------
 
-    def _copies(self, tensors: _TrialTensors) -> int:
-        """How many copies of the weights make each launch find its own cold."""
+    def _copies(self, tensors: _TrialTensors, seconds: float) -> int:
+        """How many copies of the weights make each launch find its own cold. There is a launch for each: of those that
+        take long there are few, which move more than a cache holds anyway."""
         weights = sum(tensor.bytes for tensor in tensors.found.values() if tensor.weight)
         if not self.cold or not weights:
             return 1
-        return timers.cold_copies(weights, self.device.l2_bytes)
+        copies = timers.cold_copies(weights, self.device.l2_bytes)
+        return max(1, min(copies, round(_COLD_SECONDS / max(seconds, 1e-6))))
 
     def _layout(self, tensors: _TrialTensors, copies: int) -> list[list[int]]:
         """Addresses of all tensors, with random contents, for each copy of the weights."""
