@@ -424,6 +424,17 @@ def test_compiled_kernels_take_all_arguments_or_the_run_time_ones() -> None:
         compiled[(1,)](x, out, 64)
 
 
+def test_compiled_kernels_take_arguments_that_are_constants_in_their_code() -> None:
+    """Host code that keeps compiled kernels passes what is no constexpr: sizes of 1 too."""
+    x, out = np.arange(1, 65, dtype=np.float32), np.zeros(64, np.float32)
+    compiled = scale.warmup(x, out, 1, 2.0, BLOCK=64, grid=(1,))
+    assert compiled is not None and len(compiled.binary.parameters) == 3
+    for arguments in ((x, out, 2.0), (x, out, 1, 2.0), (x, out, 1, 2.0, 64)):
+        out[:] = 0
+        compiled[(1,)](*arguments)
+        np.testing.assert_array_equal(out, np.where(np.arange(64) < 1, 2 * x, 0))
+
+
 def test_types_of_parameters_have_the_names_of_the_language_too() -> None:
     same = [
         scale.trace({"x": f"*{x}", "out": "*f32", "n": "i32", "factor": "f32"}, {"BLOCK": 64}) for x in ("f16", "fp16")

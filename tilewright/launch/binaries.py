@@ -182,6 +182,8 @@ def _kernel(
         names = request.kernel.argument_names
         compiled.argument_names = names
         compiled.run_time = tuple(index for index, name in enumerate(names) if name in request.types)
+        declared = request.kernel.parameters
+        compiled.variable = tuple(index for index, entry in enumerate(declared) if not entry.constexpr)
         known = [request.parameters.get(names[index]) for index in compiled.run_time]
         compiled.divisors = tuple(1 if parameter is None else parameter.divisibility for parameter in known)
     return compiled

@@ -98,7 +98,8 @@ class CompiledKernel(ABC):
 
     `binary` holds the code, `function` its Tile IR (traced again when the code came from the cache),
     `remarks` what the compiler reports.  ``compiled[grid](*arguments)`` launches it: run-time arguments
-    in the order of `function`'s parameters, or all arguments of the source, whose constants are ignored.
+    in the order of `function`'s parameters, or all arguments of the source, or all but its constexprs; what is a
+    constant in the code is ignored.
     """
 
     text_names: tuple[str, ...] = ("ir", "llvm", "asm")  # what `dump` shows
@@ -117,7 +118,8 @@ class CompiledKernel(ABC):
         self._trace = trace
         self.argument_names: tuple[str, ...] = ()  # of the source, constants too; empty when not known
         self.run_time: tuple[int, ...] = ()  # which of these are run-time arguments
-        self.divisors: tuple[int, ...] = ()  # of these arguments: the code counts on it
+        self.variable: tuple[int, ...] = ()  # which are not constexpr in the source: those that are 1 or None, too
+        self.divisors: tuple[int, ...] = ()  # of the run-time arguments: the code counts on it
         self.options = options  # that it was compiled with: the target's record
         self.launch_options: Mapping[str, Any] = {}  # that it was asked for with, as host code reads them
         self.ignored_options: tuple[str, ...] = ()  # that it was asked for with, and that change nothing here
@@ -292,8 +294,11 @@ class CompiledKernel(ABC):
 
     def run_time_arguments(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Those of all arguments of the source that are run-time arguments; raises `LaunchError` for another count."""
-        if self.argument_names and len(arguments) == len(self.argument_names):
-            arguments = tuple(arguments[index] for index in self.run_time)
+        for given in (tuple(range(len(self.argument_names))), self.variable):
+            if self.argument_names and len(arguments) == len(given):
+                places = [given.index(index) for index in self.run_time]
+                arguments = tuple(arguments[place] for place in places)
+                break
         if len(arguments) != len(self.binary.parameters):
             count = len(self.binary.parameters)
             raise LaunchError(f"kernel '{self.name}' takes {count} run-time arguments, got {len(arguments)}")
@@ -303,7 +308,7 @@ class CompiledKernel(ABC):
         return f"<compiled kernel {self.name}({', '.join(self.binary.parameters)}) for {self.target.name}>"
 
 
-_PICKLED = ("argument_names", "run_time", "divisors", "launch_options")  # besides what makes a kernel
+_PICKLED = ("argument_names", "run_time", "variable", "divisors", "launch_options")  # besides what makes a kernel
 
 
 def _restored(

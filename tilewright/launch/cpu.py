@@ -166,7 +166,7 @@ class CPUKernel(CompiledKernel):
         interface = Interface(self.written, self.traced_remarks)
         kernel = CPUKernel(self.name, self.target, binary, options, interface, lambda: function)
         kernel.launch_options, kernel.source = self.launch_options, self.source
-        kernel.argument_names, kernel.run_time = self.argument_names, self.run_time
+        kernel.argument_names, kernel.run_time, kernel.variable = self.argument_names, self.run_time, self.variable
         return kernel
 
     @property

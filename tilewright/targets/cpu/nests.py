@@ -221,7 +221,8 @@ class NestEmitter:
             cuts = [] if reductions or lanes == 1 else self._cuts(roots, axes, extent)
 
             def plain() -> Accumulators:
-                return self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
+                registers = 1 if cuts else unroll  # seldom run where there are cuts
+                return self._reduced_vector(reductions, extent, lanes, registers, limit, rest, body)
 
             results = self._cut_or_plain(cuts, roots, bound, axes, None if rest else limit, body, plain)
 

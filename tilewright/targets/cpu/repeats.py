@@ -33,7 +33,9 @@ def usual_steps(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> tu
         return ()  # one gather before a loop is as good
     fact = evaluator.analysis.along(pointer, place)
     if fact.step is None and fact.uniform and fact.covers(indices[place].lanes):
-        return (0, -1, 1)
+        phase = indices[place].phase
+        is_rest = indices[place].valid is not None or phase is not None and phase.mask is not None
+        return () if is_rest else (0, -1, 1)  # one masked vector after a loop is not worth the code
     drift = evaluator.analysis.drift(pointer, place)
     if drift is None or len(drift.quotients) != 1 or drift.step not in (0, 1):
         return ()
