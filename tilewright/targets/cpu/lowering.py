@@ -13,6 +13,7 @@ from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.dot import accumulator_extents
 from tilewright.targets.cpu.dot_operands import DotEmitter, dot_scratch, dot_shape
+from tilewright.targets.cpu.dot_places import shape_source
 from tilewright.targets.cpu.effects import EffectEmitter
 from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
@@ -43,9 +44,18 @@ class _Storage(TargetStorage):
     def block(self, value: SSAValue) -> Storage:
         if self._is_turned(value):
             return Storage.turned(value.type.element, value.type.shape)
-        extents = self._product_extents(value)
+        extents, shape = self._product_extents(value), value.type.shape
+        if extents is None and max(shape) > shape[-1] == 1 and not self._is_operand(value):
+            return Storage.standing(value.type.element, shape)
         rows, stride = extents if extents is not None else (0, 0)
-        return Storage.for_block(value.type.element, value.type.shape, rows, stride)
+        return Storage.for_block(value.type.element, shape, rows, stride)
+
+    def _is_operand(self, value: SSAValue) -> bool:
+        """Whether products may read a block."""
+        return any(
+            operation.opcode == "dot" and value in (shape_source(self.placement, each) for each in operation.operands)
+            for operation in self.placement.program.operations
+        )
 
     def _product_extents(self, value: SSAValue) -> tuple[int, int] | None:
         """Padded rows and row stride of a block that is, or may share the buffer of, an accumulator."""

@@ -610,9 +610,9 @@ class NestEmitter:
         score = 0.0
         for load, axes in root.reads.loads:
             score += self._step_score(load.operands[0], axes, axis)
-        for _, axes in root.reads.buffers:
+        for value, axes in root.reads.buffers:
             if axis in axes:
-                score += 2 if axes.index(axis) == len(axes) - 1 else -2
+                score += 2 if self.evaluator.storage[value].strides[axes.index(axis)] == 1 else -2
         if root.kind == "store":
             score += 2 * self._step_score(root.operation.operands[0], tuple(range(len(root.domain))), axis)
         elif root.kind == "buffer":

@@ -36,6 +36,13 @@ class Storage:
         return cls(element, shape, tuple(strides), prod(padded) * element.itemsize)
 
     @classmethod
+    def standing(cls, element: Element, shape: tuple[int, ...]) -> Storage:
+        """A buffer for a block whose last axes have an extent of 1: the last one that is longer is padded."""
+        rank = max(axis for axis, extent in enumerate(shape) if extent > 1) + 1
+        lying = cls.for_block(element, shape[:rank])
+        return cls(element, shape, lying.strides + (1,) * (len(shape) - rank), lying.bytes)
+
+    @classmethod
     def turned(cls, element: Element, shape: tuple[int, ...]) -> Storage:
         """A buffer for a block of two dimensions, column by column."""
         lying = cls.for_block(element, shape[::-1])
