@@ -171,3 +171,28 @@ def test_left_operands_lie_by_columns_and_products_end_where_both_operands_are_z
     types = {"x": "*f32", "weights": "*f32", "out": "*f32", **dict.fromkeys(SIZES, "i32")}
     kernel = lowered(traced(convolution, types, {"KERNEL": 3, "P": 64, "C": 16}, ("x", "weights", "out")), SERVER)
     assert "@dot.f32.f32.f32.64x16x16.rows.1x64x16.16.cdwa(" in kernel.text  # strides of 1 and 64; a limit of the depth
+
+
+@tilewright.jit
+def rows_apart(x, out, n, columns, stride, other_stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, column = i // columns, i % columns
+    value = tl.load(x + row * stride + column, mask=i < n)
+    tl.store(out + row * other_stride + column, value, mask=i < n)
+
+
+ROWS_APART = {"x": "*f32", "out": "*f32", **dict.fromkeys(("n", "columns", "stride", "other_stride"), "i32")}
+
+
+@pytest.mark.parametrize("columns", [1, 7, 9, 33, 300])
+def test_rows_apart_on_both_sides(columns):
+    function = traced(rows_apart, ROWS_APART, {"BLOCK": 128}, ("x", "out"))
+    rows, n = 7, 7 * columns
+    x, out = draw((rows, columns + 2)), np.zeros((rows, columns + 5), np.float32)
+    check(function, [x, out, n, columns, columns + 2, columns + 5], (-(-n // 128),))
+
+
+def test_loops_over_nothing_but_quotients_have_vectors():
+    text = lowered(traced(rows_apart, ROWS_APART, {"BLOCK": 128}, ("x", "out")), SERVER).text
+    long = text.split("cut.long.0:")[1].split("cut.short.0:")[0]
+    assert "masked.store.v16f32" in long and "gather" not in long and "scatter" not in long

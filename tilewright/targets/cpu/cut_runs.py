@@ -134,11 +134,12 @@ class CutRuns:
         return list(found.values()) if worth and not small else []
 
     def rows_lie_together(self, pointer: SSAValue, narrow: AffineAnalysis) -> bool:
-        """Whether, in runs, elements of a block's columns lie side by side, but not those of its rows."""
-        if self.analysis is None or self._is_regular(narrow, pointer, 0):
+        """Whether elements of a block's columns lie side by side in runs, but not those of its rows."""
+        if self.analysis is None or narrow.along(pointer, 0).run == 0:
             return False
         rows, columns = (self.analysis.along(pointer, axis) for axis in (0, 1))
-        return rows.step == 1 and rows.run == 0 and columns.step not in _REGULAR
+        whole = rows.run == 0 or self._is_regular(narrow, pointer, 0)
+        return whole and rows.step == 1 and columns.step not in _REGULAR
 
     def least(self, cut: Cut) -> int:
         """The smallest divisor whose runs are long enough."""

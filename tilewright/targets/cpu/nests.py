@@ -622,7 +622,10 @@ class NestEmitter:
     def _step_score(self, pointer: SSAValue, axes: tuple[int, ...], axis: int) -> float:
         if axis not in axes:
             return 0.0
-        step = self.analysis.along(pointer, axes.index(axis)).step
+        place, in_runs = axes.index(axis), self.cut_runs.analysis
+        step = self.analysis.along(pointer, place).step
+        if step is None and in_runs is not None:
+            step = in_runs.along(pointer, place).step
         return {1: 2.0, -1: 1.5, 0: 0.5}.get(step, -2.0) if step is not None else -2.0
 
     def _lanes(self, roots: Sequence[Root], axes: dict[Root, int], extent: int) -> int:
