@@ -9,7 +9,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("llguidance")
 
 from tests.host.llm_support import CHAT, text_checkpoint
-from tests.host.test_llm_serve import GREEDY, ask
+from tests.host.test_llm_serve import GREEDY, ask, events
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.requests import Completion, Output
 from tilewright.llm.serve import protocol
@@ -65,6 +65,24 @@ def test_only_the_first_delta_has_the_role():
             deltas[choice["index"]].append(choice["delta"])
     parts = [{"role": "assistant", "content": "a"}, {"content": "b"}, {"content": "c"}]
     assert deltas == {0: parts, 1: parts}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_tokens_by_their_numbers(llm, chat):
+    """In one piece and in pieces; those of the prompt once."""
+    application = Application(llm, "bytes")
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    given = {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": ["Once", "Twice"]}
+    body = {**given, "max_tokens": 9, "seed": 2, "n": 2, "return_token_ids": True, "ignore_eos": True}
+    whole = ask(application, "POST", path, body)[1]
+    found = events(ask(application, "POST", path, body | {"stream": True})[1])
+    for choice in whole["choices"]:
+        mine = [event for event in found if event["choices"][0]["index"] == choice["index"]]
+        assert len(choice["token_ids"]) == 9
+        assert sum((event["choices"][0]["token_ids"] for event in mine), []) == choice["token_ids"]
+        prompts = [(event if chat else event["choices"][0]).get("prompt_token_ids") for event in mine]
+        assert [one for one in prompts if one] == [(whole if chat else choice)["prompt_token_ids"]]
+    assert "token_ids" not in ask(application, "POST", path, {**given, "max_tokens": 2})[1]["choices"][0]
 
 
 def test_tokens_of_texts_and_chats(llm):

@@ -63,6 +63,7 @@ class Wanted:
     last_tokens: int | None = None  # of the prompt, those before are left out; -1: as many as fit
     special: bool = True  # whether a prompt begins with the tokens that the model wants around a text
     numbers_tokens: bool = False  # whether logprobs name tokens by their numbers
+    returns_tokens: bool = False  # whether the answer has the tokens by their numbers
     usage_always: bool = False  # whether each event of a stream says how many tokens there were
     template: TemplateOptions = TemplateOptions()
     echo: bool = False  # results begin with the prompt, and hold
@@ -362,6 +363,7 @@ def _wanted(
     return Wanted(
         prompts, messages, parameters, stream, usage_at_end, form_field, salt=salt, last_tokens=last,
         numbers_tokens=_flag(fields, "return_tokens_as_token_ids"),
+        returns_tokens=_flag(fields, "return_token_ids"),
         usage_always=usage_at_end and _flag(options, "continuous_usage_stats"),
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ class TextForm:
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
     prompt_field = "prompt"
+    numbers_prompts = True  # whether choices may be of several prompts
     end = b"data: [DONE]\n\n"
 
     def __init__(self, about: About, wanted: Wanted, given: Mapping[str, Any] | None = None) -> None:
@@ -37,6 +38,7 @@ class TextForm:
         self.id, self.created = f"{self.prefix}{secrets.token_hex(12)}", int(time.time())
         self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
         self._logprobs: dict[int, int] = {}
+        self._sent_tokens: dict[int, int] = {}
         self._offsets: dict[int, TextOffsets] = {}  # of each choice in a stream
         self._tokens: dict[int, str] = {}
         self._prompts: dict[int, tuple[str, dict[str, list[Any]] | None]] = {}  # texts of prompts and their logprobs
@@ -61,9 +63,20 @@ class TextForm:
         usage = protocol.usage(outputs)
         if best is not None:
             n, outputs = best, [protocol.best_of(output, best, self.wanted.has_logprobs) for output in outputs]
-        choices = [self.choice(output, one, number * n) for number, output in enumerate(outputs)
-                   for one in output.completions]  # fmt: skip
-        return {**self.head(self.kind), "choices": choices, "usage": usage}
+        body: dict[str, Any] = {**self.head(self.kind), "choices": [], "usage": usage}
+        for number, output in enumerate(outputs):
+            for one in output.completions:
+                body["choices"].append(self.choice(output, one, number * n))
+                self._add_tokens(body, output, one.tokens, True)
+        return body
+
+    def _add_tokens(self, body: dict[str, Any], output: Output, tokens: Sequence[int], is_first: bool) -> None:
+        """The tokens of the last choice of a body by their numbers, and at first the prompt's, if they are wanted."""
+        if not self.wanted.returns_tokens:
+            return
+        body["choices"][-1]["token_ids"] = list(tokens)
+        if is_first:
+            (body["choices"][-1] if self.numbers_prompts else body)["prompt_token_ids"] = output.prompt_tokens
 
     def opening(self) -> list[dict[str, Any]]:
         """Events before the first piece."""
@@ -115,6 +128,8 @@ class TextForm:
             self._logprobs[at] = first + len(logprobs or ())
             event = self.event(output, replace(one, text=one.text[sent:], logprobs=logprobs), number)
             found.append({**self.head(self.chunk_kind), "choices": [event]})
+            begin, self._sent_tokens[at] = self._sent_tokens.get(at, 0), len(one.tokens)
+            self._add_tokens(found[-1], output, one.tokens[begin:], begin == 0)
             if self.wanted.usage_always:
                 found[-1]["usage"] = protocol.usage([output])
         return found
@@ -133,6 +148,7 @@ class ChatForm(TextForm):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl-"
     prompt_field = "messages"
+    numbers_prompts = False
 
     def __init__(self, about: About, wanted: Wanted, given: Mapping[str, Any] | None = None) -> None:
         super().__init__(about, wanted, given)

@@ -132,6 +132,7 @@ _COMMON: dict[str, Schema] = {
     "ignore_eos": _FLAG,
     "include_stop_str_in_output": _FLAG,
     "return_tokens_as_token_ids": _FLAG,
+    "return_token_ids": _FLAG,
     "truncate_prompt_tokens": _whole(-1, 2**31 - 1),
     "cache_salt": {"type": "string", "minLength": 1, "maxLength": LONGEST_SALT},
     "seed": {"type": "integer"},
