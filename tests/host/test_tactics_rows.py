@@ -15,9 +15,9 @@ from tilewright.dtypes import float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
+from tilewright.library.functions import total
 from tilewright.library.reduce import simt_kernel
 from tilewright.library.reduce.kernel import cumulative_columns as cumulative
-from tilewright.library.reduce.kernel import sum_of
 from tilewright.library.select import candidates
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -146,7 +146,7 @@ def _as_it_is(value, row, column, mask, extra):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("kernel", ["cpu", "one block", "blocks", "columns", "one block of columns"])
 def test_running_sums_of_nothing_touch_nothing(kernel: str, reverse: bool) -> None:
     """The grid of a running sum does not depend on its length, which may be 0 at run time."""
-    memory, combine = np.ones(64, np.float32), {"TYPE": tl.float32, "COMBINE": sum_of, "REVERSE": reverse}
+    memory, combine = np.ones(64, np.float32), {"TYPE": tl.float32, "COMBINE": total, "REVERSE": reverse}
     out, nothing = memory[32:32], memory[:0]
     slots = {"PROLOGUE": _element, "EPILOGUE": _as_it_is, "PARTS": 1, "LANES": 1, "INITIAL": 0.0, "BLOCK": 8}
     with settings.scope(interpret=True):

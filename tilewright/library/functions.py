@@ -7,17 +7,6 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.language.extra import libdevice
-
-
-@tilewright.jit
-def and_mask(mask, condition):
-    """The conjunction of a mask, which may be None, and a condition."""
-    if mask is None:
-        result = condition
-    else:
-        result = mask & condition
-    return result
 
 
 @tilewright.jit
@@ -215,45 +204,3 @@ def random_bits(place, seed, stream: tl.constexpr):
     """64 random bits of a place in a stream, by Philox with the seed as its key."""
     low, high, _, _ = tl.philox(seed, place.to(tl.uint32), (place >> 32).to(tl.uint32), stream, 0)
     return (high.to(tl.uint64) << 32 | low.to(tl.uint64)).to(tl.int64, bitcast=True)
-
-
-@tilewright.jit
-def arcsine(x):
-    """Arcsine; NaN outside [-1, 1]."""
-    return libdevice.asin(x)
-
-
-@tilewright.jit
-def arccosine(x):
-    """Arccosine; NaN outside [-1, 1]."""
-    return libdevice.acos(x)
-
-
-@tilewright.jit
-def arctangent(x):
-    """Arctangent, from -pi/2 to pi/2."""
-    return libdevice.atan(x)
-
-
-@tilewright.jit
-def arctangent_of_two(y, x):
-    """The angle of the point (x, y), from -pi to pi."""
-    return libdevice.atan2(y, x)
-
-
-@tilewright.jit
-def inverse_error_function(x):
-    """The inverse of erf; NaN outside [-1, 1]."""
-    return libdevice.erfinv(x)
-
-
-@tilewright.jit
-def complementary_error_function(x):
-    """1 - erf(x), without cancellation."""
-    return libdevice.erfc(x)
-
-
-@tilewright.jit
-def log_gamma(x):
-    """The logarithm of the gamma function's absolute value."""
-    return libdevice.lgamma(x)

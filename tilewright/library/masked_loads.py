@@ -20,6 +20,18 @@ def fetch(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = 
 
 
 @tilewright.jit
+def load_within(pointers, mask):
+    """Elements where the mask holds, None: everywhere; zeros elsewhere."""
+    if mask is None:
+        block = tl.load(pointers)
+    elif pointers.dtype.element_ty.is_floating():
+        block = tl.load(pointers, mask=mask, other=0.0)
+    else:
+        block = tl.load(pointers, mask=mask, other=0)
+    return block
+
+
+@tilewright.jit
 def read(pointer, offsets, mask, other: tl.constexpr, EVICTION: tl.constexpr = ""):
     """Elements as float32."""
     return fetch(pointer, offsets, mask, other, EVICTION).to(tl.float32)

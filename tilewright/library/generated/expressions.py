@@ -208,13 +208,13 @@ EXPRESSIONS: dict[str, Rule] = {
     "shift_left": "shift_left({0}, {1})",
     "shift_right": "shift_right({0}, {1})",
     "random_bits": _random_bits,
-    "asin": "arcsine({0})",
-    "acos": "arccosine({0})",
-    "atan": "arctangent({0})",
-    "atan2": "arctangent_of_two({0}, {1})",
-    "erfinv": "inverse_error_function({0})",
-    "erfc": "complementary_error_function({0})",
-    "lgamma": "log_gamma({0})",
+    "asin": "libdevice.asin({0})",
+    "acos": "libdevice.acos({0})",
+    "atan": "libdevice.atan({0})",
+    "atan2": "libdevice.atan2({0}, {1})",
+    "erfinv": "libdevice.erfinv({0})",
+    "erfc": "libdevice.erfc({0})",
+    "lgamma": "libdevice.lgamma({0})",
 }
 
 # Estimated cost of one element, in simple vector operations; others cost one.

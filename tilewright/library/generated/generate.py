@@ -20,6 +20,7 @@ import numpy as np
 import tilewright.language as tl
 from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
+from tilewright.language.extra import libdevice
 from tilewright.launch.jit import JITFunction
 from tilewright.library import functions
 from tilewright.library.activations import ROUNDED
@@ -44,6 +45,7 @@ from tilewright.library.generated.trace import (
     axes_of,
     walk,
 )
+from tilewright.library.masks import and_masks
 from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -126,12 +128,12 @@ def function_from_source(
 
     With `rounded` its activations are those that suit results stored so (`library.activations.ROUNDED`), which are
     instructions of a GPU that the interpreter has not.  `helpers` are functions that it may call besides those of
-    `library.functions`.
+    `library.functions`, `libdevice` and `and_masks`.
     """
     activations = _rounded_activations(rounded)
     key = (source, rounded if activations else None)
     if key not in _SOURCES:
-        namespace: dict[str, Any] = {"tl": tl}
+        namespace: dict[str, Any] = {"tl": tl, "libdevice": libdevice, "and_masks": and_masks}
         for helper, function in {**vars(functions), **activations, **(helpers or {})}.items():
             if isinstance(function, JITFunction) and re.search(rf"\b{helper}\(", source):
                 namespace[helper] = function

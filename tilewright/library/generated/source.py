@@ -354,7 +354,7 @@ class Writer:
         """The `mask=` argument of a load or store, with a leading comma; empty when nothing is masked."""
         if guards:
             inside = self.guards(guards)
-            return f", mask=and_mask({self.mask}, {inside})" if self.mask else f", mask={inside}"
+            return f", mask=and_masks({self.mask}, {inside})" if self.mask else f", mask={inside}"
         return f", mask={self.mask}" if self.mask else ""
 
     def write(self, item: Expression) -> str:
@@ -407,7 +407,7 @@ class Writer:
         inside = self.guards(item.guards)
         if any(guard.index.terms for guard in item.guards):  # of rows, which may be a block
             offset = f"copies({offset if item.index.terms else f'tl.full((), {offset}, tl.int64)'}, {inside})"
-        return f"({offset}), mask=and_mask({own}, {inside})" if own else f"({offset}), mask={inside}"
+        return f"({offset}), mask=and_masks({own}, {inside})" if own else f"({offset}), mask={inside}"
 
     def _mask_of(self, name: str, mask: str | None) -> str | None:
         """The mask of what depends on the row or the column alone, where there is one."""

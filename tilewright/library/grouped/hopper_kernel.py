@@ -14,9 +14,9 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
+from tilewright.library.functions import maximum
 from tilewright.library.hopper import swizzle_of
 from tilewright.library.matmul.hopper.kernel import Task, finished, gated, load_left, load_right, multiply
-from tilewright.library.reduce.kernel import maximum_of
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
 
@@ -32,10 +32,10 @@ def list_tiles(ends, tiles, rows, groups, BLOCK_M: tl.constexpr, GROUPS: tl.cons
     number = tl.arange(0, GROUPS)
     end = tl.load(ends + number, mask=number < groups, other=0).to(tl.int32)
     end = tl.where(number < groups, tl.minimum(tl.maximum(end, 0), rows), rows)
-    end = tl.associative_scan(end, 0, maximum_of)
+    end = tl.associative_scan(end, 0, maximum)
     before = tl.where(number > 0, tl.load(ends + number - 1, mask=(number > 0) & (number <= groups), other=0), 0)
     before = tl.minimum(tl.maximum(before.to(tl.int32), 0), rows)
-    start = tl.where(number <= groups, tl.associative_scan(before, 0, maximum_of), rows)
+    start = tl.where(number <= groups, tl.associative_scan(before, 0, maximum), rows)
     count = tl.where(number <= groups, tl.cdiv(end - start, BLOCK_M), 0)
     last = tl.cumsum(count, 0)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)

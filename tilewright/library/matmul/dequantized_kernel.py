@@ -24,6 +24,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
+from tilewright.library.masked_loads import load_within
 from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import load_panels, load_strided
 
@@ -51,18 +52,6 @@ def centred(codes, zero, BITS: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.const
     else:
         result = codes.to(tl.float32)
     return result
-
-
-@tilewright.jit
-def load_within(pointers, mask):
-    """Elements where the mask holds, zeros elsewhere."""
-    if mask is None:
-        block = tl.load(pointers)
-    elif pointers.dtype.element_ty.is_floating():
-        block = tl.load(pointers, mask=mask, other=0.0)
-    else:
-        block = tl.load(pointers, mask=mask, other=0)
-    return block
 
 
 @tilewright.jit

@@ -19,6 +19,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
+from tilewright.library.masked_loads import load_within
 from tilewright.library.masks import edge_mask
 
 
@@ -32,14 +33,7 @@ def _load_grouped(panels, first_panel, first_depth, depth, last_panel, COUNT: tl
     lane = tl.arange(0, WIDTH)[None, None, :, None]
     within = tl.arange(0, GROUP)[None, None, None, :]
     pointers = panels + panel.to(tl.int64) * (depth * WIDTH) + group * (WIDTH * GROUP) + lane * GROUP + within
-    if MASK_PANEL and MASK_K:
-        block = tl.load(pointers, mask=(panel < last_panel) & (group * GROUP < depth), other=0.0)
-    elif MASK_PANEL:
-        block = tl.load(pointers, mask=panel < last_panel, other=0.0)
-    elif MASK_K:
-        block = tl.load(pointers, mask=group * GROUP < depth, other=0.0)
-    else:
-        block = tl.load(pointers)
+    block = load_within(pointers, edge_mask(panel, group * GROUP, last_panel, depth, MASK_PANEL, MASK_K))
     return tl.reshape(tl.permute(block, (1, 3, 0, 2)), (BLOCK_K, COUNT * WIDTH))
 
 
@@ -55,14 +49,7 @@ def load_panels(panels, first_panel, first_depth, depth, last_panel, COUNT: tl.c
     step = first_depth + tl.arange(0, BLOCK_K)[None, :, None]
     lane = tl.arange(0, WIDTH)[None, None, :]
     pointers = panels + panel.to(tl.int64) * (depth * WIDTH) + step * WIDTH + lane
-    if MASK_PANEL and MASK_K:
-        block = tl.load(pointers, mask=(panel < last_panel) & (step < depth), other=0.0)
-    elif MASK_PANEL:
-        block = tl.load(pointers, mask=panel < last_panel, other=0.0)
-    elif MASK_K:
-        block = tl.load(pointers, mask=step < depth, other=0.0)
-    else:
-        block = tl.load(pointers)
+    block = load_within(pointers, edge_mask(panel, step, last_panel, depth, MASK_PANEL, MASK_K))
     return tl.reshape(tl.permute(block, (1, 0, 2)), (BLOCK_K, COUNT * WIDTH))
 
 
@@ -71,15 +58,7 @@ def load_strided(pointer, rows, columns, row_stride, column_stride, row_limit, c
                  MASK_ROW: tl.constexpr, MASK_COLUMN: tl.constexpr):  # fmt: skip
     """The block at (`rows` [R, 1], `columns` [1, C]) of a strided matrix; zero outside its limits."""
     pointers = pointer + rows.to(tl.int64) * row_stride + columns.to(tl.int64) * column_stride
-    if MASK_ROW and MASK_COLUMN:
-        block = tl.load(pointers, mask=(rows < row_limit) & (columns < column_limit), other=0.0)
-    elif MASK_ROW:
-        block = tl.load(pointers, mask=rows < row_limit, other=0.0)
-    elif MASK_COLUMN:
-        block = tl.load(pointers, mask=columns < column_limit, other=0.0)
-    else:
-        block = tl.load(pointers)
-    return block
+    return load_within(pointers, edge_mask(rows, columns, row_limit, column_limit, MASK_ROW, MASK_COLUMN))
 
 
 @tilewright.jit

@@ -9,8 +9,8 @@ import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.kernel import window_origins
 from tilewright.library.epilogue import identity
+from tilewright.library.functions import maximum
 from tilewright.library.masks import within
-from tilewright.library.reduce.kernel import maximum_of
 
 
 @tilewright.jit
@@ -37,7 +37,7 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *ex
                     x_position = left + tap_x * DILATION_X
                     if (x_position >= 0) & (x_position < width):
                         value = tl.load(x + ((base + y) * width + x_position) * channels + column, mask=mask)
-                        best = maximum_of(best, value)
+                        best = maximum(best, value)
         row = pixel.to(tl.int64)
         tl.store(out + row * channels + column, EPILOGUE(best.to(TYPE), row, column, mask, extra), mask=mask)
 

@@ -13,7 +13,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.kernel import window_origins
 from tilewright.library.epilogue import identity
-from tilewright.library.reduce.kernel import maximum_of
+from tilewright.library.functions import maximum
 
 UNROLLED: tl.constexpr = tl.constexpr(16)  # taps of a row of a window
 
@@ -40,7 +40,7 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *ex
         for tap_y in tl.static_range(KERNEL_Y):
             for tap_x in tl.static_range(KERNEL_X):
                 place = (tap_y * DILATION_Y * width + tap_x * DILATION_X) * channels
-                best = maximum_of(best, tl.load(x + place, mask=there, other=LOWEST))
+                best = maximum(best, tl.load(x + place, mask=there, other=LOWEST))
     else:
         for tap_y in range(0, KERNEL_Y):
             y = top + tap_y * DILATION_Y
@@ -50,7 +50,7 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *ex
                     x_position = left + (first + tap_x) * DILATION_X
                     mask = inside & (x_position >= 0) & (x_position < width) & (first + tap_x < KERNEL_X)
                     value = tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=LOWEST)
-                    best = maximum_of(best, value)
+                    best = maximum(best, value)
     row = pixel.to(tl.int64)
     tl.store(out + row * channels + channel, EPILOGUE(best.to(TYPE), row, channel, there, extra), mask=there)
 

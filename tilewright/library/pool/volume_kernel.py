@@ -9,8 +9,8 @@ import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.simt.planes_kernel import in_image, window_starts
 from tilewright.library.epilogue import identity
+from tilewright.library.functions import maximum
 from tilewright.library.pool.simt_kernel import counted_taps
-from tilewright.library.reduce.kernel import maximum_of
 
 MOST_UNROLLED: tl.constexpr = tl.constexpr(32)  # taps of a window that are written one after the other
 
@@ -19,7 +19,7 @@ MOST_UNROLLED: tl.constexpr = tl.constexpr(32)  # taps of a window that are writ
 def pooled(best, value, IS_MAX: tl.constexpr):
     """The larger, or the sum, of two elements."""
     if IS_MAX:
-        result = maximum_of(best, value)
+        result = maximum(best, value)
     else:
         result = best + value.to(best.dtype)
     return result

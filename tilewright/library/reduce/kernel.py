@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.functions import maximum, minimum, times, total
 from tilewright.library.masks import and_masks, within
 
 
@@ -22,36 +23,12 @@ def largest_finite(dtype):
 
 
 @tilewright.jit
-def sum_of(left, right):
-    """The combination of a sum."""
-    return left + right
-
-
-@tilewright.jit
-def product_of(left, right):
-    """The combination of a product."""
-    return left * right
-
-
-@tilewright.jit
-def maximum_of(left, right):
-    """The combination of a maximum that keeps NaN."""
-    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
-
-
-@tilewright.jit
-def minimum_of(left, right):
-    """The combination of a minimum that keeps NaN."""
-    return tl.minimum(left, right, propagate_nan=tl.PropagateNan.ALL)
-
-
-@tilewright.jit
 def combine(left, right, KIND: tl.constexpr):
     """One step of the reduction `KIND`."""
     if KIND == "max":
-        result = maximum_of(left, right)
+        result = maximum(left, right)
     elif KIND == "min":
-        result = minimum_of(left, right)
+        result = minimum(left, right)
     elif KIND == "product":
         result = left * right
     else:
@@ -63,13 +40,13 @@ def combine(left, right, KIND: tl.constexpr):
 def reduce_axis(x, AXIS: tl.constexpr, KIND: tl.constexpr):
     """The reduction `KIND` of a block along one of its axes."""
     if KIND == "max":
-        result = tl.reduce(x, AXIS, maximum_of)
+        result = tl.reduce(x, AXIS, maximum)
     elif KIND == "min":
-        result = tl.reduce(x, AXIS, minimum_of)
+        result = tl.reduce(x, AXIS, minimum)
     elif KIND == "product":
-        result = tl.reduce(x, AXIS, product_of)
+        result = tl.reduce(x, AXIS, times)
     else:
-        result = tl.reduce(x, AXIS, sum_of)
+        result = tl.reduce(x, AXIS, total)
     return result
 
 
@@ -238,7 +215,7 @@ def longer_sum(level, scaled, rest, x):
 @tilewright.jit
 def joined_sums(level, scaled, other_level, other_scaled):
     """The sum of two sums of exponentials, without rests."""
-    largest = maximum_of(level, other_level)
+    largest = maximum(level, other_level)
     power = tl.exp(tl.where(level == largest, 0.0, level - largest))
     other_power = tl.exp(tl.where(other_level == largest, 0.0, other_level - largest))
     return largest, scaled * power.to(tl.float64) + other_scaled * other_power.to(tl.float64)

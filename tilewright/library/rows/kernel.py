@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import largest_finite, log_of_powers, maximum_of
+from tilewright.library.functions import maximum
+from tilewright.library.reduce.kernel import largest_finite, log_of_powers
 
 
 @tilewright.jit
@@ -42,7 +43,7 @@ def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG: t
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
         x = PROLOGUE(row, column, None, extra).to(TYPE)
-        shifted = x - tl.reduce(x, 0, maximum_of)
+        shifted = x - tl.reduce(x, 0, maximum)
         weights = tl.exp(shifted)
         total = tl.sum(weights, 0)
         if LOG:
@@ -59,19 +60,19 @@ def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.co
     first = tl.program_id(0) * ROWS
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        maximum = tl.full((), float("-inf"), TYPE)
+        greatest = tl.full((), float("-inf"), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
             x = PROLOGUE(row, column, mask, extra).to(TYPE)
-            maximum = maximum_of(maximum, tl.reduce(tl.where(mask, x, float("-inf")), 0, maximum_of))
+            greatest = maximum(greatest, tl.reduce(tl.where(mask, x, float("-inf")), 0, maximum))
         total = tl.zeros((), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
             x = PROLOGUE(row, column, mask, extra).to(TYPE)
-            total += tl.sum(tl.where(mask, tl.exp(x - maximum), 0.0), 0)
-        store_softmax(out, row, 0, columns, columns, maximum, total, extra, BLOCK, LOG, TYPE, PROLOGUE, EPILOGUE)
+            total += tl.sum(tl.where(mask, tl.exp(x - greatest), 0.0), 0)
+        store_softmax(out, row, 0, columns, columns, greatest, total, extra, BLOCK, LOG, TYPE, PROLOGUE, EPILOGUE)
 
 
 @tilewright.jit
@@ -90,10 +91,10 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
             column = start + tl.arange(0, BLOCK)
             mask = column < columns
             x = tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), float("-inf"))
-            larger = maximum_of(largest, x)
+            larger = maximum(largest, x)
             total = total * tl.exp(largest - larger) + tl.exp(x - larger)
             largest = larger
-        shift = tl.reduce(largest, 0, maximum_of)
+        shift = tl.reduce(largest, 0, maximum)
         value = log_of_powers(tl.sum(total * tl.exp(largest - shift), 0), shift)
         tl.store(out + row, EPILOGUE(value, row, 0, None, extra))
 

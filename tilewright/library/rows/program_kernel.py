@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import largest_finite, maximum_of, minimum_of
+from tilewright.library.functions import maximum, minimum
+from tilewright.library.reduce.kernel import largest_finite
 
 
 @tilewright.jit
 def finite(x):
     """The nearest finite number, so that no difference of infinities is taken; NaN stays."""
-    return minimum_of(maximum_of(x, -largest_finite(x.dtype)), largest_finite(x.dtype))
+    return minimum(maximum(x, -largest_finite(x.dtype)), largest_finite(x.dtype))
 
 
 @tilewright.jit
@@ -46,7 +47,7 @@ def moments_of_lanes(mean, squares, count, inverse, AXIS: tl.constexpr):
 @tilewright.jit
 def powers_step(largest, total, x):
     """The largest element of each lane, and its sum of e^(element - largest), with one more element."""
-    larger = maximum_of(largest, x)
+    larger = maximum(largest, x)
     shift = finite(larger)
     return larger, total * tl.exp(finite(largest) - shift) + tl.exp(x - shift)
 
@@ -54,5 +55,5 @@ def powers_step(largest, total, x):
 @tilewright.jit
 def powers_of_lanes(largest, total, AXIS: tl.constexpr):
     """The largest element of all lanes along an axis, and the sum of e^(element - largest)."""
-    whole = tl.expand_dims(tl.reduce(largest, AXIS, maximum_of), AXIS)
+    whole = tl.expand_dims(tl.reduce(largest, AXIS, maximum), AXIS)
     return whole, tl.expand_dims(tl.sum(total * tl.exp(finite(largest) - finite(whole)), AXIS), AXIS)

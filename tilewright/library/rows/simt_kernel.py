@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.functions import maximum
 from tilewright.library.masked_loads import fetch, read, read_lasting
 from tilewright.library.masks import edge_mask, within
-from tilewright.library.reduce.kernel import largest_finite, maximum_of
+from tilewright.library.reduce.kernel import largest_finite
 
 
 @tilewright.jit
@@ -37,7 +38,7 @@ def ask_ahead(x, rows, columns, stride, AHEAD: tl.constexpr, BLOCK: tl.constexpr
 @tilewright.jit
 def softmax_of(x, LOG: tl.constexpr):
     """softmax of every row of a block, its logarithm when `LOG`."""
-    shifted = x - tl.reduce(x, 1, maximum_of)[:, None]
+    shifted = x - tl.reduce(x, 1, maximum)[:, None]
     powers = tl.exp(shifted)
     total = tl.sum(powers, 1)[:, None]
     if LOG:
@@ -120,12 +121,12 @@ def softmax_long(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr,
         larger = tl.maximum(greatest, value)
         total = total * tl.exp(greatest - larger) + tl.exp(value - larger)
         greatest = larger
-    maximum = tl.max(greatest, 0)
-    sum = tl.sum(total * tl.exp(greatest - maximum), 0)
+    shift = tl.max(greatest, 0)
+    sum = tl.sum(total * tl.exp(greatest - shift), 0)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)
         mask = column < columns
-        shifted = read(x, column, mask, 0.0) - maximum
+        shifted = read(x, column, mask, 0.0) - shift
         if LOG:
             result = shifted - tl.log(sum)
         else:

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import (
-    largest_finite,
-    log_of_powers,
-    maximum_of,
-)
+from tilewright.library.functions import maximum
+from tilewright.library.reduce.kernel import largest_finite, log_of_powers
 from tilewright.library.reduce.simt_parts_kernel import own_part
 from tilewright.library.rows.kernel import store_softmax
 
@@ -31,10 +28,10 @@ def sum_of_powers(row, start, stop, extra, BLOCK: tl.constexpr, TYPE: tl.constex
         column = first + tl.arange(0, BLOCK)
         mask = column < stop
         x = tl.where(mask, PROLOGUE(row, column, mask, extra).to(TYPE), float("-inf"))
-        larger = maximum_of(largest, x)
+        larger = maximum(largest, x)
         total = total * tl.exp(largest - larger) + tl.exp(x - larger)
         largest = larger
-    shift = tl.reduce(largest, 0, maximum_of)
+    shift = tl.reduce(largest, 0, maximum)
     return shift, tl.sum(total * tl.exp(largest - shift), 0)
 
 
@@ -65,7 +62,7 @@ def powers_of_row(largest, total, row, PARTS: tl.constexpr, LANES: tl.constexpr)
     inside = lane < PARTS
     tops = tl.load(largest + row * PARTS + lane, mask=inside, other=-largest_finite(largest.dtype.element_ty))
     sums = tl.load(total + row * PARTS + lane, mask=inside, other=0.0)
-    shift = tl.reduce(tops, 0, maximum_of)
+    shift = tl.reduce(tops, 0, maximum)
     return shift, tl.sum(sums * tl.exp(tops - shift), 0)
 
 

@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.functions import maximum
 from tilewright.library.masks import and_masks, within
-from tilewright.library.reduce.kernel import (
-    largest_finite,
-    log_of_powers,
-    maximum_of,
-    read_slot,
-)
+from tilewright.library.reduce.kernel import largest_finite, log_of_powers, read_slot
 from tilewright.library.rows.simt_kernel import deviations, softmax_of
 
 
@@ -67,10 +63,10 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
         inside = within(column, columns, MASK)
         mask = and_masks(within(row, rows, MASK), inside)
         x = read_slot(PROLOGUE, row, column, mask, extra, inside, float("-inf"), TYPE)
-        larger = maximum_of(largest, x)
+        larger = maximum(largest, x)
         total = total * tl.exp(largest - larger) + tl.exp(x - larger)
         largest = larger
-    shift = tl.reduce(largest, 1, maximum_of)
+    shift = tl.reduce(largest, 1, maximum)
     value = log_of_powers(tl.sum(total * tl.exp(largest - shift[:, None]), 1), shift)
     inside = within(index, rows, MASK)
     tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)

@@ -23,6 +23,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.library.hopper import swizzle_of
+from tilewright.library.masked_loads import load_within
 from tilewright.library.masks import and_masks
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
@@ -225,11 +226,7 @@ def bias_of(block, row, tile, sizes, CONFIG: tl.constexpr):
         rows = row + tl.arange(0, 64)[:, None]
         place = place + rows.to(tl.int64) * sizes.bias_row
         exists = and_masks(exists, rows < sizes.queries)
-    if exists is None:
-        bias = tl.load(place + column)
-    else:
-        bias = tl.load(place + column, mask=exists, other=0.0)
-    return bias.to(tl.float32)
+    return load_within(place + column, exists).to(tl.float32)
 
 
 @tilewright.jit

@@ -9,6 +9,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.cpu.pixel_places import run_place
 from tilewright.library.epilogue import identity
+from tilewright.library.masked_loads import load_within
 from tilewright.library.masks import and_masks, within
 
 
@@ -31,11 +32,7 @@ def line_taps(sums, x, w, y, left, width, columns, column, mask, KERNEL_X: tl.co
             inside = mask
             if EDGE:
                 inside = and_masks(mask, (place >= 0) & (place < width))
-            if inside is None:
-                value = tl.load(x + place * columns + column)
-            else:
-                value = tl.load(x + place * columns + column, mask=inside, other=0.0)
-            total += value.to(TYPE) * weights[tap]
+            total += load_within(x + place * columns + column, inside).to(TYPE) * weights[tap]
         found = found + (total,)
     return found
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.epilogue import identity
+from tilewright.library.masked_loads import load_within
 from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import load_panels
 
@@ -40,11 +41,7 @@ def load_pixel(image, y, x_position, height, width, stride, channel, mask, EDGE:
     inside = mask
     if EDGE:
         inside = and_masks(mask, (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width) & (channel >= 0))
-    if inside is None:
-        value = tl.load(pointers)
-    else:
-        value = tl.load(pointers, mask=inside, other=0.0)
-    return value
+    return load_within(pointers, inside)
 
 
 @tilewright.jit
