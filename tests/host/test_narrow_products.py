@@ -266,6 +266,18 @@ def test_windows_in_place(
     assert np.mean(found != expected) < 0.01 and len(np.unique(expected)) > 20
 
 
+@pytest.mark.parametrize(("channels", "taps"), [(22, 1), (3, 9), (8, 1)])
+def test_small_windows_are_integers_where_vectors_sum_groups(channels: int, taps: int) -> None:
+    """Pointwise convolutions of an odd number of channels, and first ones of 3 x 3."""
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    plain, vnni, tiles = (
+        CPUTarget.from_features("x86_64-unknown-linux-gnu", "", frozenset(wide | more), 1 << 15, 1 << 20).kernels
+        for more in (set(), {"avx512vnni"}, {"avx512vnni", "amx-int8"})
+    )
+    assert vnni.takes_narrow(channels, taps)
+    assert not plain.takes_narrow(channels, taps) and not tiles.takes_narrow(channels, taps)
+
+
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 def test_few_channels_of_large_windows(strides: tuple[int, int], rng: np.random.Generator) -> None:
     """First convolutions of images are sums of integers, too: their windows are rows with zeros at the end."""

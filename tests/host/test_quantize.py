@@ -103,7 +103,7 @@ def test_scales_have_zero_among_the_integers() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """conv 3 to 16, conv 16 to 24 with a bias, ReLUs, mean of pixels, gemm 24 to 10."""
+    """conv 2 to 16, conv 16 to 24 with a bias, ReLUs, mean of pixels, gemm 24 to 10."""
     rng = np.random.default_rng(7)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -119,8 +119,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         helper.make_node("Flatten", ["p"], ["f"]),
         helper.make_node("Gemm", ["f", "w2", "b2"], ["y"], transB=1),
     ]
-    weights = [weight("w0", 16, 3, 3, 3), weight("w1", 24, 16, 3, 3), weight("b1", 24), weight("w2", 10, 24)]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 12, 12])
+    weights = [weight("w0", 16, 2, 3, 3), weight("w1", 24, 16, 3, 3), weight("b1", 24), weight("w2", 10, 24)]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2, 12, 12])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])
     graph = helper.make_graph(nodes, "net", [x], [y], [*weights, weight("b2", 10)])
     path = tmp_path_factory.mktemp("quantize") / "net.onnx"
@@ -129,7 +129,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def samples(rng: np.random.Generator, count: int = 3) -> list[np.ndarray]:
-    return [rng.standard_normal((2, 3, 12, 12)).astype(np.float32) for _ in range(count)]
+    return [rng.standard_normal((2, 2, 12, 12)).astype(np.float32) for _ in range(count)]
 
 
 def weights_file(path: Path) -> str:
@@ -146,7 +146,7 @@ def test_engine_and_report(model: Path, rng: np.random.Generator) -> None:
     rows = {row.name: row for row in found.layers}
     assert [row.op for row in rows.values()] == ["conv", "conv", "matmul"] and set(found.errors) == {"y"}
     first, *rest = rows.values()
-    assert first.reason is not None and "3 channels" in first.reason and first.error is None
+    assert first.reason is not None and "2 channels" in first.reason and first.error is None
     assert all(row.reason is None and row.range is not None and 0 < (row.error or 0) < 0.05 for row in rest)
     assert 0 < found.errors["y"] < 0.1
 
@@ -194,12 +194,12 @@ def test_layers_that_are_left_out(model: Path, rng: np.random.Generator) -> None
     [
         ([], InputError, "no sample"),
         (None, InputError, "needs calibration data"),
-        ([{"z": np.zeros((1, 3, 12, 12))}], InputError, "sample 0: there is no input 'z'"),
-        ([np.zeros((1, 3, 12, 12)), np.zeros((1, 3, 9, 9))], ShapeError, "sample 1"),
-        ([np.full((1, 3, 12, 12), np.nan)], InputError, "sample 0: input 'x' has numbers that are infinite or not"),
-        ([np.full((1, 3, 12, 12), 1e300)], InputError, "sample 0: input 'x' has numbers beyond the range of f32"),
+        ([{"z": np.zeros((1, 2, 12, 12))}], InputError, "sample 0: there is no input 'z'"),
+        ([np.zeros((1, 2, 12, 12)), np.zeros((1, 2, 9, 9))], ShapeError, "sample 1"),
+        ([np.full((1, 2, 12, 12), np.nan)], InputError, "sample 0: input 'x' has numbers that are infinite or not"),
+        ([np.full((1, 2, 12, 12), 1e300)], InputError, "sample 0: input 'x' has numbers beyond the range of f32"),
         ([(np.zeros(3), np.zeros(3))], InputError, "has 2 arrays"),
-        ([np.full((1, 3, 12, 12), "a")], InputError, "elements of"),
+        ([np.full((1, 2, 12, 12), "a")], InputError, "elements of"),
     ],
 )
 def test_bad_data_is_reported(model: Path, data: Any, error: type[Exception], message: str) -> None:
