@@ -31,8 +31,8 @@ def test_command(model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
         np.savez(folder / f"{number}.npz", x=x)
     done = command(model, "--data", folder, "-o", engine)
     assert done.exit_code == 0, done.output
-    assert "3 channels" in done.output and "output y differs by" in done.output
-    first = tilewright.load(engine).run({"x": np.ones((1, 3, 12, 12), np.float32)})["y"]
+    assert "2 channels" in done.output and "output y differs by" in done.output
+    first = tilewright.load(engine).run({"x": np.ones((1, 2, 12, 12), np.float32)})["y"]
     stacked = tmp_path / "stacked.npz"
     np.savez(stacked, x=np.stack(samples(np.random.default_rng(0), 2)))
     assert command(model, "--data", stacked, "-o", engine, "-q").exit_code == 0
