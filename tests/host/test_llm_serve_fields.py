@@ -10,12 +10,14 @@ pytest.importorskip("llguidance")
 
 from tests.host.llm_support import CHAT, text_checkpoint
 from tests.host.test_llm_serve import GREEDY, ask, events
+from tilewright.errors import InputError
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.requests import Completion, Output
 from tilewright.llm.serve import protocol
 from tilewright.llm.serve.application import Application
 from tilewright.llm.serve.results import About, ChatForm
-from tilewright.llm.tokenizer import Tokenizer
+from tilewright.llm.tokenizer import TemplateOptions, Tokenizer
+from tilewright.llm.tools import Tools
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -51,6 +53,10 @@ def test_what_other_servers_take(llm):
     complete(prompt=list(range(32)), cache_salt="one")
     assert complete(prompt=list(range(32)), cache_salt="other")[1]["prompt_tokens_details"]["cached_tokens"] == 0
     assert complete(prompt=list(range(32)), cache_salt="other")[1]["prompt_tokens_details"]["cached_tokens"] > 0
+    shown = complete(prompt="Hi Once", truncate_prompt_tokens=4, echo=True, logprobs=1)[0]
+    assert shown["text"] == f"Once{plain['text']}" and shown["logprobs"]["text_offset"] == list(
+        range(len(shown["text"]))
+    )
     status, content = ask(application, "POST", "/v1/completions", {"prompt": "x" * 5000})
     assert content["error"]["code"] == "context_length_exceeded"
 
@@ -109,6 +115,8 @@ def test_tokens_of_texts_and_chats(llm):
     for path, fields, field in (
         ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": "x", "messages": messages}, "prompt"),
         ("/tokenize", {"prompt": [1]}, "prompt"), ("/detokenize", {"tokens": [9999]}, "tokens"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"messages": messages, "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"messages": "x"}, "messages"), ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/v1/chat/completions", body | {"add_generation_prompt": True}, "continue_final_message"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}]}, "messages"),
@@ -130,3 +138,28 @@ def test_variables_of_a_chat_template(tmp_path):
         with pytest.raises(protocol.Refused) as refused:
             protocol.read_template({"chat_template_kwargs": values})
         assert refused.value.field == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("content", ["s", "</s", " I am ", "a\ue000", ""])
+@pytest.mark.parametrize("trims", [False, True])
+def test_last_messages_are_continued_where_they_end(tmp_path, content, trims):
+    """Not where the template writes the same text once more, as here in the token after each message."""
+    template = CHAT.replace("message.content", "message.content | trim") if trims else CHAT
+    text = Tokenizer(text_checkpoint(tmp_path / "bytes", template))
+    messages = [{"role": "user", "content": "s"}, {"role": "assistant", "content": content}]
+    options = TemplateOptions(reply=False, continues=True)
+    expected = f"<|user|>s</s><|assistant|>{content.strip() if trims else content}"
+    assert text.render(messages, options=options) == expected
+    hidden = Tokenizer(text_checkpoint(tmp_path / "hidden", "{{ messages[0].content }}"))
+    with pytest.raises(InputError, match="does not show"):
+        hidden.render(messages, options=options)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_calls_that_must_come_begin_after_any_prompt(tmp_path, continues):
+    """Also where no message of the assistant is opened."""
+    text = Tokenizer(text_checkpoint(tmp_path / "bytes", CHAT + "{# <tool_call> #}"))
+    assert text.call_format.opening
+    offered = Tools(({"name": "call", "parameters": {"type": "object"}},), "required")
+    prompt = text.render([{"role": "user", "content": "Hi"}], offered, TemplateOptions(False, continues))
+    assert prompt == f"<|user|>Hi{'' if continues else '</s>'}{text.call_format.opening}"

@@ -21,6 +21,7 @@ from tilewright.llm.tools import Format, Tools, format_of, with_objects
 _LARGEST_JSON = 64 << 20
 _LONGEST_TEMPLATE = 256 << 10  # characters
 _LONGEST_PROMPT = 16 << 20  # characters that a template may give
+_END_MARK = "\ue000"  # a character without a meaning
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range",
                   "dict", "lipsum", "cycler", "joiner", "namespace", *_SPECIAL)  # fmt: skip
@@ -151,11 +152,12 @@ class Tokenizer:
         import jinja2
 
         template = self._compiled()
+        marked = [*checked[:-1], _marked(checked[-1])] if options.continues else checked
         parts, length = [], 0
         try:
             offered = None if tools is None else tools.offered
             for part in template.generate(
-                {**options.variables, **self._special_tokens()}, messages=checked, tools=offered,
+                {**options.variables, **self._special_tokens()}, messages=marked, tools=offered,
                 add_generation_prompt=options.reply,
             ):  # fmt: skip
                 parts.append(part)
@@ -168,10 +170,10 @@ class Tokenizer:
             raise ImportModelError(
                 f"{self.folder}: the chat template failed ({type(error).__name__}: {str(error)[:200]})"
             ) from error
-        if tools is not None and tools.is_forced and options.reply:
-            parts.append(self.call_format.opening)
         text = "".join(parts)
-        return _without_end(text, checked[-1]["content"]) if options.continues else text
+        if options.continues:
+            text = _without_end(text, checked[-1]["content"])
+        return text if tools is None or not tools.is_forced else text + self.call_format.opening
 
     def _compiled(self) -> Any:
         if self._template is None:
@@ -269,15 +271,19 @@ def _message(message: Any) -> dict[str, Any]:
     return {**message, "content": content}
 
 
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content ends in a mark that a template keeps, and a space that it may not keep."""
+    return {**message, "content": f"{message['content']}{_END_MARK} "}
+
+
 def _without_end(prompt: str, content: str) -> str:
-    """A prompt up to the end of its last message's content, which may have lost spaces at its ends."""
-    for text in (content, content.rstrip(), content.strip()):
-        at = prompt.rfind(text) if text else -1
-        if at >= 0:
-            return prompt[: at + len(text)]
-    raise InputError(
-        "continue_final_message: the chat template does not show the last message as it is, or it is empty"
-    )
+    """A prompt up to the end of its last message's `content`, which is marked; without the spaces at its end where the
+    template removes those of the message."""
+    at = prompt.rfind(_END_MARK)
+    if at < 0:
+        raise InputError("continue_final_message: the chat template does not show the last message as it is")
+    found, spaces = prompt[:at], content[len(content.rstrip()) :]
+    return found if prompt.startswith(" ", at + len(_END_MARK)) else found.removesuffix(spaces)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -267,8 +267,11 @@ class Application:
             fields = await self._fields(receive)
             wanted = self._adapted(fields, protocol.read_completion(fields))
             place.take(len(wanted.prompts))
-            prompts = [await self._tokens(prompt, wanted.special) for prompt in wanted.prompts]
-            form = TextForm(self._about(wanted), wanted)
+            whole = [await self._tokens(prompt, wanted.special) for prompt in wanted.prompts]
+            prompts = [self._last_tokens(wanted, prompt) for prompt in whole]
+            echoed = [given if len(tokens) == len(every) else tokens
+                     for given, tokens, every in zip(wanted.prompts, prompts, whole, strict=True)]  # fmt: skip
+            form = TextForm(self._about(wanted), replace(wanted, prompts=echoed))
             await self._answer(form, wanted, prompts, place, tenant, receive, send)
 
     async def _chat(self, tenant: str, receive: Receive, send: Send) -> None:
@@ -296,7 +299,7 @@ class Application:
             why = "the model has no chat template, or it fails for these messages and tools"
             raise Refused(400, why, kind.prompt_field) from error
         form = kind(self._about(wanted), wanted, given)
-        await self._answer(form, wanted, [tokens], place, tenant, receive, send)
+        await self._answer(form, wanted, [self._last_tokens(wanted, tokens)], place, tenant, receive, send)
 
     async def _chat_tokens(self, messages: Any, tools: Tools | None, options: TemplateOptions, field: str) -> list[int]:
         """The prompt of a chat; raises `Refused` for messages that are none."""
@@ -336,9 +339,6 @@ class Application:
         send: Send,
     ) -> None:  # fmt: skip
         """Answer until all is sent or the client has gone."""
-        if wanted.last_tokens is not None:
-            last = wanted.last_tokens if wanted.last_tokens > 0 else self.llm.llm.engine.scheduler.longest - 1
-            prompts = [prompt[-last:] for prompt in prompts]
         place.take(len(prompts), wanted.load(sum(map(len, prompts))))
         try:
             await asyncio.to_thread(self.llm.llm.engine.matcher, wanted.parameters)
@@ -444,6 +444,12 @@ class Application:
         """A request whose model is the name of an adapter."""
         model = fields.get("model", self.name)
         return wanted if model == self.name else replace(wanted, adapter=model)
+
+    def _last_tokens(self, wanted: Wanted, prompt: list[int]) -> list[int]:
+        """As much of a prompt as a request wants."""
+        if wanted.last_tokens is None:
+            return prompt
+        return prompt[-wanted.last_tokens if wanted.last_tokens > 0 else 1 - self.llm.llm.engine.scheduler.longest :]
 
     async def _tokens(self, prompt: str | list[int], special: bool = True) -> list[int]:
         if not isinstance(prompt, str):

@@ -174,6 +174,13 @@ def read_tokenize(fields: Mapping[str, Any]) -> tuple[bool, bool, TemplateOption
     if ("prompt" in fields) == ("messages" in fields):
         raise Refused(400, "give prompt, a text, or messages", "prompt")
     special, strings = _flag(fields, "add_special_tokens", True), _flag(fields, "return_token_strs")
+    for name in fields if "prompt" in fields else ():
+        if name in schema.CHAT and name not in schema.COMPLETION:
+            raise Refused(400, f"{name} goes with messages", name)
+    if "messages" in fields and fields.get("add_special_tokens"):
+        raise Refused(
+            400, "add_special_tokens goes with prompt: the template has those of a chat", "add_special_tokens"
+        )
     return special, strings, read_template(fields), _tools(fields)
 
 
