@@ -87,12 +87,13 @@ def test_forms_and_calls(application):
     [
         ({}, "input"), ({"input": []}, "input"), ({"input": [5]}, "input"), ({"input": "x", "store": True}, "store"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"), ({"input": "x", "n": 2}, "n"),
-        ({"input": "x", "text": 5}, "text"), ({"input": "x", "text": {"format": {"type": "xml"}}}, "response_format"),
+        ({"input": "x", "text": 5}, "text"), ({"input": "x", "text": {"format": {"type": "xml"}}}, "text"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
         ({"input": "x", "instructions": 5}, "instructions"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"input": [{"type": "reasoning"}]}, "input"), ({"input": [{"role": 5, "content": "x"}]}, "input"),
-        ({"input": "x", "max_output_tokens": 0}, "max_tokens"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"), ({"input": "x", "tools": {}}, "tools"),
+        ({"input": "x", "reasoning": {"effort": 3}}, "reasoning"),
     ],
     ids=str,
 )  # fmt: skip

@@ -138,6 +138,18 @@ def test_variables_of_a_chat_template(tmp_path):
         with pytest.raises(protocol.Refused) as refused:
             protocol.read_template({"chat_template_kwargs": values})
         assert refused.value.field == "chat_template_kwargs"
+    with pytest.raises(protocol.Refused) as refused:
+        protocol.read_template({"reasoning_effort": 3})
+    assert refused.value.field == "reasoning_effort"
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "best_of", "truncate_prompt_tokens"])
+@pytest.mark.parametrize("value", [True, False, "", {}, 2**31])
+def test_values_of_other_types_are_refused(field, value):
+    """Also those that count as nothing, or as 1."""
+    with pytest.raises(protocol.Refused) as refused:
+        protocol.read_completion({"prompt": "x", field: value})
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize("content", ["s", "</s", " I am ", "a\ue000", ""])

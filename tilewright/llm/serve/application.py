@@ -281,7 +281,11 @@ class Application:
     async def _responses(self, tenant: str, receive: Receive, send: Send) -> None:
         with self._admitted() as place:
             given = await self._fields(receive)
-            await self._talk(ResponsesForm, responses.as_chat(given), given, place, tenant, receive, send)
+            fields = responses.as_chat(given)
+            try:
+                await self._talk(ResponsesForm, fields, given, place, tenant, receive, send)
+            except Refused as refused:
+                raise responses.renamed(refused) from refused
 
     async def _talk(
         self, kind: type[ChatForm], fields: dict[str, Any], given: dict[str, Any], place: _Place, tenant: str,

@@ -98,7 +98,7 @@ def read_completion(fields: Mapping[str, Any]) -> Wanted:
         parameters = dataclasses.replace(wanted.parameters, prompt_logprobs=logprobs)
         wanted = dataclasses.replace(wanted, parameters=parameters, echo=True, is_empty=is_empty)
     count = fields.get("best_of")
-    if count is None or count == wanted.parameters.n:
+    if count is None or (type(count) is int and count == wanted.parameters.n):
         return wanted
     if type(count) is not int or not wanted.parameters.n <= count <= MOST_RESULTS or wanted.stream:
         raise Refused(400, f"best_of is a whole number from n to {MOST_RESULTS}, and goes with no stream", "best_of")
@@ -148,8 +148,12 @@ def read_template(fields: Mapping[str, Any]) -> TemplateOptions:
     if not isinstance(variables, dict) or len(variables) > schema.MOST_VARIABLES:
         raise Refused(400, f"chat_template_kwargs is an object of at most {schema.MOST_VARIABLES} values",
                       "chat_template_kwargs")  # fmt: skip
-    if "reasoning_effort" in fields:
-        variables = {"reasoning_effort": fields["reasoning_effort"], **variables}
+    effort = fields.get("reasoning_effort")
+    if effort is not None:
+        if not isinstance(effort, str) or len(effort) > schema.LONGEST_VARIABLE:
+            raise Refused(400, f"reasoning_effort is a text of at most {schema.LONGEST_VARIABLE} characters",
+                          "reasoning_effort")  # fmt: skip
+        variables = {"reasoning_effort": effort, **variables}
     for name, value in variables.items():
         if isinstance(value, str) and len(value) > schema.LONGEST_VARIABLE:
             raise Refused(400, f"a value of chat_template_kwargs has at most {schema.LONGEST_VARIABLE} characters",
@@ -350,7 +354,7 @@ def _wanted(
     given["stop"] = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(given["stop"], list):
         raise Refused(400, "stop is a text or a list of texts", "stop")
-    given["stop_tokens"] = fields.get("stop_token_ids") or []
+    given["stop_tokens"] = [] if fields.get("stop_token_ids") is None else fields["stop_token_ids"]
     if not isinstance(given["stop_tokens"], list):
         raise Refused(400, "stop_token_ids is a list of tokens", "stop_token_ids")
     given["logit_bias"] = _biases(fields.get("logit_bias"))
@@ -364,7 +368,7 @@ def _wanted(
     salt, last = fields.get("cache_salt", ""), fields.get("truncate_prompt_tokens")
     if not isinstance(salt, str) or len(salt) > schema.LONGEST_SALT or ("cache_salt" in fields and not salt):
         raise Refused(400, f"cache_salt is a text of 1 to {schema.LONGEST_SALT} characters", "cache_salt")
-    if last is not None and (type(last) is not int or last < -1 or last == 0):
+    if last is not None and (type(last) is not int or last == 0 or not -1 <= last < 1 << 31):
         raise Refused(400, "truncate_prompt_tokens is a number of tokens from 1, or -1", "truncate_prompt_tokens")
     usage_at_end = _flag(options, "include_usage")
     return Wanted(

@@ -15,6 +15,18 @@ _SAME = ("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", 
          "parallel_tool_calls", "metadata", "user", "repetition_penalty", "truncate_prompt_tokens",
          "cache_salt")  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text")
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text",
+          "reasoning_effort": "reasoning"}  # of fields of a chat that have others here  # fmt: skip
+
+
+def renamed(refused: Refused) -> Refused:
+    """An error of a chat, about the field that /v1/responses has in its place."""
+    field = refused.field or ""
+    if field not in _NAMES:
+        return refused
+    message = refused.message.removeprefix(field)
+    message = refused.message if message == refused.message else _NAMES[field] + message
+    return Refused(refused.status, message, _NAMES[field], refused.code, refused.headers)
 
 
 def as_chat(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +48,7 @@ def as_chat(given: Mapping[str, Any]) -> dict[str, Any]:
     form = given.get("text")
     if form is not None:
         fields["response_format"] = _format(form)
-    if given.get("tools"):
+    if given.get("tools") is not None:
         fields["tools"] = [_tool(tool) for tool in _list(given["tools"], "tools")]
     choice = given.get("tool_choice")
     if choice is not None:
@@ -112,7 +124,6 @@ class ResponsesForm(ChatForm):
     """How /v1/responses writes a result: one message, and a call for each tool that is called."""
 
     prefix = "resp_"
-    prompt_field = "input"
     end = b""
 
     def __init__(self, *arguments: Any) -> None:

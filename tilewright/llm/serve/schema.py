@@ -133,7 +133,7 @@ _COMMON: dict[str, Schema] = {
     "include_stop_str_in_output": _FLAG,
     "return_tokens_as_token_ids": _FLAG,
     "return_token_ids": _FLAG,
-    "truncate_prompt_tokens": _whole(-1, 2**31 - 1),
+    "truncate_prompt_tokens": {"anyOf": [{"const": -1}, _whole(1, 2**31 - 1)]},
     "cache_salt": {"type": "string", "minLength": 1, "maxLength": LONGEST_SALT},
     "seed": {"type": "integer"},
     "stop": {"anyOf": [{"type": "string", "minLength": 1, "maxLength": requests.LONGEST_STOP},
