@@ -196,3 +196,76 @@ def test_loops_over_nothing_but_quotients_have_vectors():
     text = lowered(traced(rows_apart, ROWS_APART, {"BLOCK": 128}, ("x", "out")), SERVER).text
     long = text.split("cut.long.0:")[1].split("cut.short.0:")[0]
     assert "masked.store.v16f32" in long and "gather" not in long and "scatter" not in long
+
+
+@tilewright.jit
+def places(x, out, other, divisor, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    i = row * width + column
+    tl.store(out + row * COLUMNS + column, tl.load(x + i // divisor * 3 + i % divisor))
+    tl.store(other + row * COLUMNS + column, i // divisor)
+
+
+@pytest.mark.parametrize("divisor", [1, 9, 20, 64, 1000])
+def test_places_of_two_axes(divisor):
+    """Where runs along one axis end depends on the other."""
+    types = {"x": "*f32", "out": "*f32", "other": "*i32", "divisor": "i32", "width": "i32"}
+    function = traced(places, types, {"ROWS": 16, "COLUMNS": 64}, ("x", "out", "other"))
+    check(function, [draw(3000), np.zeros((16, 64), np.float32), np.zeros((16, 64), np.int32), divisor, 37])
+
+
+@tilewright.jit
+def mirrored(x, out, divisor, SIZE: tl.constexpr):
+    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    i = row * SIZE + column
+    quotient = i // divisor
+    tl.store(out + i, tl.load(x + quotient * 2 + i % divisor) + quotient + tl.trans(quotient))
+
+
+@pytest.mark.parametrize("divisor", [9, 64, 300, 500])
+def test_one_quotient_along_two_axes(divisor):
+    types = {"x": "*f32", "out": "*f32", "divisor": "i32"}
+    check(traced(mirrored, types, {"SIZE": 32}, ("x", "out")), [draw(3000), np.zeros((32, 32), np.float32), divisor])
+
+
+@tilewright.jit
+def joined(x, out, divisor, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
+    i = (tl.arange(0, A)[:, None] * B + tl.arange(0, B)[None, :])[:, :, None] * 5 + tl.arange(0, C)
+    place = tl.reshape(i // divisor * 3 + i % divisor, (A * B, C))
+    tl.store(out + tl.arange(0, A * B)[:, None] * C + tl.arange(0, C)[None, :], tl.load(x + place))
+
+
+@pytest.mark.parametrize("divisor", [9, 20, 33])
+def test_quotients_of_axes_that_are_joined(divisor):
+    types = {"x": "*f32", "out": "*f32", "divisor": "i32"}
+    function = traced(joined, types, {"A": 4, "B": 4, "C": 64}, ("x", "out"))
+    check(function, [draw(3000), np.zeros((16, 64), np.float32), divisor])
+
+
+@tilewright.jit
+def below_zero(x, out, n, BLOCK: tl.constexpr, DIVISOR: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + 50 + i // DIVISOR + i % DIVISOR, mask=i < n), mask=i < n)
+
+
+@pytest.mark.parametrize("divisor", [-20, -7])
+def test_divisors_below_zero(divisor):
+    types = {"x": "*f32", "out": "*f32", "n": "i32"}
+    function = traced(below_zero, types, {"BLOCK": 128, "DIVISOR": divisor}, ("x", "out"))
+    check(function, [draw(200), np.zeros(128, np.float32), 120])
+
+
+@tilewright.jit
+def looked_up(x, out, divisor, other, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    quotient = i // divisor
+    total = tl.load(x + tl.gather(quotient, (i * 5) % BLOCK, 0))
+    tl.store(out + i, tl.load(x + quotient + i // other * 2 + i % other) + total)
+
+
+@pytest.mark.parametrize("divisor", [9, 20, 33])
+def test_quotients_in_buffers(divisor):
+    """A buffer of quotients is read in runs of others."""
+    types = {"x": "*f32", "out": "*f32", "divisor": "i32", "other": "i32"}
+    function = traced(looked_up, types, {"BLOCK": 128}, ("x", "out"))
+    check(function, [draw(1000), np.zeros(128, np.float32), divisor, 29])

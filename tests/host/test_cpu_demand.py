@@ -75,3 +75,45 @@ def test_elements_that_a_mask_drops_are_used_elsewhere(kernel, rng):
     x = rng.integers(-8, 9, 2048).astype(np.float32)
     limits = np.array([5, 40, 3, 64, 20, 1, 64], np.int32)
     check(kernel.trace(types, {"R": 64}), [x, limits, np.full(8192, -1, np.float32), 7], tolerance=0)
+
+
+@tilewright.jit
+def added_to_its_operand(x, out, n, R: tl.constexpr, SIDE: tl.constexpr):
+    """A product ends where both operands are zero; what it is added to does not."""
+    i = tl.arange(0, R)
+    left = tl.load(x + i[:, None] * R + i[None, :], mask=(i < n)[None, :], other=0.0)
+    right = tl.load(x + i[:, None] * R + i[None, :], mask=(i < n)[:, None], other=0.0)
+    for _ in range(2):
+        product = tl.dot(left, right, right if SIDE else left, input_precision="ieee")
+        tl.store(out + i[:, None] * R + i[None, :], product)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("n", [5, 16])
+def test_operands_that_products_are_added_to(n, side):
+    function = added_to_its_operand.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"R": 32, "SIDE": side})
+    x = np.random.default_rng(1).normal(size=(32, 32)).astype(np.float32)
+    check(function, [x, np.zeros((32, 32), np.float32), n], tolerance=1e-5)
+
+
+@tilewright.jit
+def powers(x, out, n, R: tl.constexpr, HOW: tl.constexpr):
+    place = tl.arange(0, R)[:, None] * R + tl.arange(0, R)[None, :]
+    x = tl.load(x + place)
+    power = x * 0.5
+    for _ in range(n):
+        if HOW == "right":
+            power = tl.dot(x, power, power, input_precision="ieee")
+        elif HOW == "transposed":
+            power = tl.dot(x, tl.trans(power), power, input_precision="ieee")
+        else:
+            power = tl.dot(power, x, power, input_precision="ieee")
+    tl.store(out + place, power)
+
+
+@pytest.mark.parametrize("how", ["left", "right", "transposed"])
+def test_factors_are_not_overwritten_by_sums(how):
+    """What a product is added to has a buffer of its own where it is one of the factors, too."""
+    function = powers.trace({"x": "*f32", "out": "*f32", "n": "i32"}, {"R": 64, "HOW": how})
+    x = np.random.default_rng(2).normal(size=(64, 64)).astype(np.float32) / 8
+    check(function, [x, np.zeros((64, 64), np.float32), 2], tolerance=1e-5)

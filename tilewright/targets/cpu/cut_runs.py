@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewright.ir.core import Function, Operation, SSAValue
+from tilewright.targets.cpu.access import SCATTERED, Axes
 from tilewright.targets.cpu.affine import UNKNOWN_STRIDE, AffineAnalysis, Along, constant_of
 from tilewright.targets.cpu.indices import ZERO, Indices, LaneIndex
 from tilewright.targets.cpu.wide_runs import scalar_of
@@ -45,7 +46,8 @@ class RunAnalysis(AffineAnalysis):
     def _quotient(self, operation: Operation, rule: Callable[[Along, int, bool], Along]) -> tuple[Along, ...]:
         left, right = operation.operands
         facts = list(super()._quotient(operation, rule))
-        if not left.type.dtype.is_signed or constant_of(right) is None and scalar_of(right) is None:
+        divisor = constant_of(right)
+        if not left.type.dtype.is_signed or (scalar_of(right) is None if divisor is None else divisor <= 0):
             return tuple(facts)  # what has no sign may pass zero, and goes on from its greatest number
         for axis, fact in enumerate(facts):
             dividend = self.along(left, axis)
@@ -86,7 +88,7 @@ class Cut:
 
     value: SSAValue
     root: Root
-    axes: tuple[int, ...]
+    axes: Axes
     step: int
 
     @property
@@ -98,6 +100,10 @@ class Cut:
     def scalar(self) -> SSAValue | None:
         """The divisor as a number; None if it is a constant."""
         return scalar_of(self.divisor)
+
+    def follows(self, axes: Iterable[int]) -> bool:
+        """Whether where runs end depends on one of a root's axes."""
+        return not set(self.axes).isdisjoint(axes)
 
     def indices(self, places: Mapping[Root, Mapping[int, LaneIndex]]) -> Indices:
         """Those of the value, given those of the roots' axes."""
@@ -118,7 +124,9 @@ class CutRuns:
         """The cuts of a loop over vectors along an axis; none where cutting it makes nothing better."""
         if self.analysis is None or any(root.reads.reshaped_along(axes[root]) for root in roots):
             return []
-        found: dict[tuple[SSAValue, ...], Cut] = {}
+        if any(self._lies_in_buffers(root, axes[root], narrow) for root in roots):
+            return []
+        found: dict[tuple[Root, Axes, tuple[SSAValue, ...]], Cut] = {}
         worth = False
         for root in roots:
             for value, mapping in root.reads.quotients:
@@ -126,12 +134,24 @@ class CutRuns:
                     step = self.analysis.cuts.get((value, place)) if axis == axes[root] else None
                     if step is None:
                         continue
+                    if SCATTERED in mapping:
+                        return []
                     assert value.definition is not None
-                    found.setdefault(tuple(value.definition.operands), Cut(value, root, mapping, step))
+                    found.setdefault((root, mapping, tuple(value.definition.operands)), Cut(value, root, mapping, step))
                     worth = worth or not narrow.along(value, place).covers(self.lanes)
             worth = worth or bool(found) and self._becomes_regular(root, axes[root], narrow)
         small = any(0 < (constant_of(cut.divisor) or self.lanes * cut.step) < self.least(cut) for cut in found.values())
         return list(found.values()) if worth and not small else []
+
+    def _lies_in_buffers(self, root: Root, axis: int, narrow: AffineAnalysis) -> bool:
+        """Whether a buffer holds what is regular in runs alone: nothing says where its quotients change."""
+        assert self.analysis is not None
+        return any(
+            self.analysis.along(value, place).step is not None and not narrow.along(value, place).covers(self.lanes)
+            for value, mapping in root.reads.buffers
+            for place, each in enumerate(mapping)
+            if each == axis
+        )
 
     def rows_lie_together(self, pointer: SSAValue, narrow: AffineAnalysis) -> bool:
         """Whether elements of a block's columns lie side by side in runs, but not those of its rows."""

@@ -100,17 +100,13 @@ class _Demand:
 
     def _dot(self, value: SSAValue, axis: int, user: Operation) -> bool:
         left, right, accumulator = user.operands
-        rank = accumulator.type.rank
-        fits = True
-        if value in (left, right) and axis == rank - 1 - (value is right) and left is not right:
-            return self.key in depth_prefixes(self.analysis, user)
-        if value is left:
-            fits = fits and axis == rank - 2 and self.unneeded(user.result, axis)
-        if value is right:
-            fits = fits and axis == rank - 1 and self.unneeded(user.result, axis)
-        if value is accumulator:
-            fits = fits and self.unneeded(user.result, axis)
-        return fits
+        rows, columns = accumulator.type.rank - 2, accumulator.type.rank - 1
+        for operand, own, summed in ((left, rows, columns), (right, columns, rows)):
+            ends = axis == summed and self.key in depth_prefixes(self.analysis, user)
+            if value is operand and axis != own and not ends:
+                return False
+        passed_on = value is accumulator or value is left and axis == rows or value is right and axis == columns
+        return not passed_on or self.unneeded(user.result, axis)
 
     def _carried(self, loop: Operation, index: int, axis: int) -> bool:
         if index < 0:

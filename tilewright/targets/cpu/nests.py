@@ -173,7 +173,9 @@ class NestEmitter:
         order += [position for position in (vector, reduced) if position is not None]
         if vector is not None and count > 1 and reduced is None:
             axes = {root: free[root][vector] for root in roots}
-            if self._cuts(roots, axes, roots[0].domain[axes[roots[0]]]):
+            cuts = self._cuts(roots, axes, roots[0].domain[axes[roots[0]]])
+            others = {root: set(free[root]) - {axes[root]} for root in roots}
+            if cuts and not any(cut.follows(others[cut.root]) for cut in cuts):
                 order.insert(0, order.pop())  # what is known of a run holds for the whole of the other axes
         self._nest(roots, bound, free, list(dict.fromkeys(order)), vector, reduced)
 

@@ -149,7 +149,8 @@ class KernelScheduler:
         owned = self.storage[accumulator]
         preferred = self._preferred.get(result)
         claimed = any(storage is owned for storage in self._preferred.values())
-        if preferred is None and not claimed and self._dies_at(accumulator, self.program.position[operation]):
+        ends = self._dies_at(accumulator, self.program.position[operation])
+        if preferred is None and not claimed and ends and not self._is_factor(accumulator, operation):
             preferred = owned
         self.storage[result] = preferred if preferred is not None else self._fresh(result)
         if self.storage[result] is not owned:
@@ -319,6 +320,8 @@ class KernelScheduler:
                 inner = definition.operands[3 + definition.results.index(first)]
             else:
                 break
+            if definition.opcode == "dot" and self._is_factor(inner, definition):
+                return False
             if inner is argument:
                 return self._read_before(argument, definition)
             if inner not in self.placement.stored or inner.definition is None:
@@ -336,6 +339,11 @@ class KernelScheduler:
         own = identity_axes(first)
         reads = self.walker.reads([(first, own)], through_stored=first)
         return all(axes == own for buffer, axes in reads.buffers if buffer is argument)
+
+    def _is_factor(self, value: SSAValue, dot: Operation) -> bool:
+        """Whether a product reads a block's buffer while it writes its sums."""
+        starts = [(operand, identity_axes(operand)) for operand in dot.operands[:2]]
+        return any(buffer is value for buffer, _ in self.walker.reads(starts).buffers)
 
     def _read_before(self, argument: SSAValue, operation: Operation) -> bool:
         limit = self.program.position[operation]
