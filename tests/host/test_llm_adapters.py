@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from tests.host.llm_support import checkpoint_of
+from tests.host.test_llm_engine import run
 from tilewright.cli.main import application
 from tilewright.errors import ImportModelError, InputError
 from tilewright.llm import LLM, SamplingParameters
@@ -87,6 +88,15 @@ def test_adapters_of_one_step_are_merged_models(base, adapters, llm):
         found = llm.generate_all([PROMPT] * 8, GREEDY, adapters=[*names, *reversed(names)])
         assert tokens(found) == [expected[name] for name in [*names, *reversed(names)]]
     assert llm.generate(PROMPT, GREEDY, adapter="all").cached_tokens == 16  # of its own keys and values
+
+
+def test_no_salt_gives_the_keys_and_values_of_another_adapter(llm):
+    """Those of a server's clients may be any texts."""
+    cached = []
+    for adapter, salt in (("all", ""), (None, "\0all"), (None, "all"), ("attention", "all"), ("all", "")):
+        name = llm.engine.add(PROMPT, GREEDY, salt=salt, adapter=adapter)
+        cached.append(run(llm.engine)[name].cached_tokens)
+    assert cached[1:] == [0, 0, 0, 16]
 
 
 def test_a_server_takes_adapters_as_models(base, adapters):

@@ -213,10 +213,10 @@ def test_equal_beginnings_are_found_by_those_of_one_salt():
     engine = LLMEngine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
     prompt = [0, 1, 1, 0] * 5
     cached = []
-    for salt in ("a", "a", "b", "a"):
+    for salt in ("a", "a", "b", "a", "\ud800", "\ud800"):
         name = engine.add(prompt, SamplingParameters(max_tokens=3, temperature=0.0), salt=salt)
         cached.append(run(engine)[name].cached_tokens)
-    assert cached == [0, 16, 0, 16]
+    assert cached == [0, 16, 0, 16, 0, 16]
 
 
 def test_memory_for_one_sequence_is_enough_for_many():

@@ -57,6 +57,7 @@ def test_what_other_servers_take(llm):
     assert shown["text"] == f"Once{plain['text']}" and shown["logprobs"]["text_offset"] == list(
         range(len(shown["text"]))
     )
+    complete(cache_salt="\ud800")
     status, content = ask(application, "POST", "/v1/completions", {"prompt": "x" * 5000})
     assert content["error"]["code"] == "context_length_exceeded"
 

@@ -21,7 +21,7 @@ _NONE = -1
 
 def root_digest(salt: str) -> bytes:
     """The digest before the first block of sequences that may share blocks: those of one salt."""
-    return hashlib.sha256(b"tilewright prefix\0" + salt.encode()).digest()
+    return hashlib.sha256(b"tilewright prefix\0" + salt.encode(errors="surrogatepass")).digest()
 
 
 def next_digest(before: bytes, tokens: Sequence[int]) -> bytes:

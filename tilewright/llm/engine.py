@@ -218,7 +218,7 @@ class LLMEngine:
         number = 0 if adapter is None else self._adapter(adapter)
         if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, Real) or seconds != seconds):
             raise InputError(f"seconds is {str(seconds)[:50]!r}, expected a number")
-        salt += f"\0{adapter}" if number else ""  # keys and values are those of the adapter
+        salt = f"{number} {salt}"  # keys and values are those of the adapter
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         deadline = None if seconds is None else self.clock() + seconds
         ends = frozenset(parameters.stop_tokens) | (frozenset() if parameters.ignore_eos else self.end_tokens)
