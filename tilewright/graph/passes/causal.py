@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.dtypes import int32
 from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Shape
+from tilewright.graph.passes.mask_corners import corner_of_mask
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import Size, lift, simplify
 
@@ -37,16 +38,29 @@ class Line:
 
 def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: GraphRewriter) -> bool:
     """Whether a boolean value is provably the causal "may see" mask for [rows, keys] scores."""
-    data = rewriter.constant(condition)
-    if data is not None:
-        return is_causal_array(data.astype(bool), rows, keys)
+    seen = _known(condition, rewriter)
+    if seen is not None:
+        return is_causal_array(seen, rows, keys)
     node = rewriter.producer(condition)
     if node is None or condition is None:
         return False
     if node.op in ("broadcast_to", "reshape") and _keeps_matrix(node):
         return is_causal(node.inputs[0], rows, keys, rewriter)
     found = _bound(condition, rewriter)
-    return found is not None and found[0] == 1 and simplify(lift(found[1]) - lift(keys) + rows) == 0
+    if found is not None:
+        return found[0] == 1 and simplify(lift(found[1]) - lift(keys) + rows) == 0
+    corner = corner_of_mask(condition, rows, keys, rewriter)
+    return corner is not None and is_lower_triangle(corner.astype(bool))
+
+
+def _known(condition: Value | None, rewriter: GraphRewriter) -> np.ndarray | None:
+    """The elements of a condition that is a constant, or the opposite of one."""
+    data = rewriter.constant(condition)
+    if data is not None:
+        return data.astype(bool)
+    node = rewriter.producer(condition, "logical_not")
+    opposite = None if node is None else rewriter.constant(node.inputs[0])
+    return None if opposite is None else ~opposite.astype(bool)
 
 
 def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewriter: GraphRewriter) -> int | None:
@@ -54,13 +68,16 @@ def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewri
 
     `causal`: keys after a query's own are hidden anyhow. Where they are not, only an array can hide them as well.
     """
-    data = rewriter.constant(condition)
-    if data is not None:
-        return band_of_array(data.astype(bool), rows, keys, causal) or None
+    seen = _known(condition, rewriter)
+    if seen is not None:
+        return band_of_array(seen, rows, keys, causal) or None
     node = rewriter.producer(condition, "broadcast_to", "reshape")
     if node is not None:
         source = node.inputs[0] if _keeps_matrix(node) else None
         return None if source is None else sliding_window(source, rows, keys, causal, rewriter)
+    corner = corner_of_mask(condition, rows, keys, rewriter)
+    if corner is not None:
+        return band_of_array(corner.astype(bool), len(corner), len(corner), causal=False) or None
     if not causal:
         return None
     found = _bound(condition, rewriter)
@@ -142,6 +159,11 @@ def is_causal_array(seen: np.ndarray, rows: Size, keys: Size) -> bool:
         return False
     count, width = seen.shape[-2:]
     return bool(np.all(seen == np.tri(count, width, width - count, dtype=bool)))
+
+
+def is_lower_triangle(seen: np.ndarray) -> bool:
+    """Whether the corners of a matrix are causal masks: element (i, j) is true where j <= i."""
+    return bool(np.all(seen == np.tri(*seen.shape, dtype=bool)))
 
 
 def _keeps_matrix(node: Node) -> bool:

@@ -24,7 +24,15 @@ from tilewright.dtypes import DType, bfloat16, float16, float32, int32
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
-from tilewright.graph.passes.causal import band_of_array, is_causal, is_causal_array, prefix_lengths, sliding_window
+from tilewright.graph.passes.causal import (
+    band_of_array,
+    is_causal,
+    is_causal_array,
+    is_lower_triangle,
+    prefix_lengths,
+    sliding_window,
+)
+from tilewright.graph.passes.mask_corners import corner_of_mask
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, at_most, floor_divide, lift, simplify
 
@@ -592,6 +600,12 @@ def _without_causal(
             return bias
         highest = float(hidden.max())
         return None if _is_low(highest, bias) and _leaves_out(highest, rows, keys, others_hide) else bias
+    corner = corner_of_mask(bias, rows, keys, rewriter)
+    if corner is not None:
+        seen = corner == 0
+        highest = float(corner[~seen].max(initial=-math.inf))
+        causal = _is_low(highest, bias) and is_lower_triangle(seen)
+        return None if causal and _leaves_out(highest, rows, keys, others_hide) else bias
     if node is None or depth == 0:
         return bias
     if node.op == "add":
