@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -129,6 +130,16 @@ def tolerance(dtype: np.dtype) -> tuple[float, float]:
     return 1e-4, 1e-4
 
 
+def defined(case: Case, given: np.ndarray, want: np.ndarray) -> Any:
+    """The elements that the standard defines: casts of floats beyond an integer type are what NumPy and ml_dtypes make
+    of them, of each version something else."""
+    integer = case.name.startswith("test_cast") and want.dtype.name.startswith(("int", "uint"))
+    if not integer or want.dtype.itemsize * 8 > 32 or given.dtype == object or given.dtype.kind == "U":
+        return ...
+    limits, numbers = ml_dtypes.iinfo(want.dtype), given.astype(np.float64)
+    return (numbers > limits.min - 1) & (numbers < limits.max + 1)
+
+
 def run(case: Case) -> str:
     """ "right", or why the case is not supported; raises on a wrong answer."""
     arrays, expected = ([to_array(item) for item in side] for side in case.data_sets[0])
@@ -152,9 +163,10 @@ def run(case: Case) -> str:
             if want.dtype == object:
                 assert got.tolist() == want.tolist(), case.name
                 continue
+            where = defined(case, arrays[0], want)
             np.testing.assert_allclose(
-                got if exact else got.astype(np.float64),
-                want if exact else want.astype(np.float64),
+                got[where] if exact else got.astype(np.float64)[where],
+                want[where] if exact else want.astype(np.float64)[where],
                 rtol=relative,
                 atol=absolute,
                 err_msg=case.name,

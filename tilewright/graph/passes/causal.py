@@ -163,7 +163,8 @@ def is_causal_array(seen: np.ndarray, rows: Size, keys: Size) -> bool:
 
 def is_lower_triangle(seen: np.ndarray) -> bool:
     """Whether the corners of a matrix are causal masks: element (i, j) is true where j <= i."""
-    return bool(np.all(seen == np.tri(*seen.shape, dtype=bool)))
+    rows, columns = seen.shape
+    return bool(np.all(seen == np.tri(rows, columns, dtype=bool)))
 
 
 def _keeps_matrix(node: Node) -> bool:
