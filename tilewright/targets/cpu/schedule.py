@@ -539,9 +539,7 @@ class Partitioner:
             return True
         if mode == "rows" and any(self._wants_vectors(item, [*cluster, root], axes) for item in [*cluster, root]):
             return False
-        if any(
-            item.kind == "buffer" and item.storage is not None and item.storage.is_turned for item in (*cluster, root)
-        ):
+        if any(item.writes_columns for item in (*cluster, root)):
             return False
         extent = root.domain[own[position]]
         deep = any(len(axes[item]) > 1 for item in [*cluster, root])
