@@ -134,9 +134,10 @@ def test_logits_must_be_numbers(number):
     "wrong",
     [
         {"temperature": -1}, {"temperature": float("nan")}, {"temperature": "1"}, {"top_p": 0}, {"top_p": 1.1},
-        {"min_p": -0.1}, {"top_k": -1}, {"top_k": 1.5}, {"n": 0}, {"n": 9}, {"max_tokens": 0}, {"seed": -1},
-        {"seed": 2**63}, {"logprobs": 21}, {"stop": "text"}, {"stop": [""]}, {"stop": ["a"] * 5}, {"stop": ["a" * 65]},
-        {"stop_tokens": [-1]}, {"logit_bias": {1: 101}}, {"logit_bias": {"a": 1}}, {"repetition_penalty": 0},
+        {"min_p": -0.1}, {"top_k": -2}, {"top_k": 1.5}, {"n": 0}, {"n": 129}, {"max_tokens": 0}, {"seed": -1},
+        {"seed": 2**63}, {"logprobs": 21}, {"stop": "text"}, {"stop": [""]}, {"stop": ["a"] * 17},
+        {"stop": ["a" * 257]}, {"stop_tokens": [-1]}, {"logit_bias": {1: 101}}, {"logit_bias": {"a": 1}},
+        {"repetition_penalty": 0},
         {"presence_penalty": 3}, {"min_tokens": 17}, {"logit_bias": {number: 1 for number in range(1025)}},
         {"max_tokens": True},
     ],

@@ -23,25 +23,30 @@ from tilewright.targets.llvm.conversions import memory_type
 
 if TYPE_CHECKING:
     from tilewright.targets.cpu.evaluate import Evaluator
-    from tilewright.targets.cpu.indices import Indices
+    from tilewright.targets.cpu.indices import Indices, LaneIndex
 
 
 def usual_steps(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> tuple[int, ...]:
     """The steps, of 1, 0 and -1, that the lanes of a pointer block mostly have, or may have all at once."""
     place = next(place for place, index in enumerate(indices) if index.lanes > 1)
-    if not evaluator.is_innermost(evaluator.address(pointer, tuple(index.first for index in indices))):
+    steps = _possible_steps(evaluator, pointer, place, indices[place])
+    if steps and not evaluator.is_innermost(evaluator.address(pointer, tuple(index.first for index in indices))):
         return ()  # one gather before a loop is as good
+    return steps
+
+
+def _possible_steps(evaluator: Evaluator, pointer: SSAValue, place: int, index: LaneIndex) -> tuple[int, ...]:
+    """Those that the analysis leaves along an axis; none where nothing is known, as of indices that are loaded."""
     fact = evaluator.analysis.along(pointer, place)
-    if fact.step is None and fact.uniform and fact.covers(indices[place].lanes):
-        phase = indices[place].phase
-        is_rest = indices[place].valid is not None or phase is not None and phase.mask is not None
+    if fact.step is None and fact.uniform and fact.covers(index.lanes):
+        is_rest = index.valid is not None or (index.phase is not None and index.phase.mask is not None)
         return () if is_rest else (0, -1, 1)  # one masked vector after a loop is not worth the code
     drift = evaluator.analysis.drift(pointer, place)
     if drift is None or len(drift.quotients) != 1 or drift.step not in (0, 1):
         return ()
     ((_, divisor),) = drift.quotients
     known = constant_of(divisor)
-    return (drift.step,) if known is None or known >= 2 * indices[place].lanes else ()
+    return (drift.step,) if known is None or known >= 2 * index.lanes else ()
 
 
 def load_mostly(
