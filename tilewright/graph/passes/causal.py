@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.dtypes import int32
 from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Shape
-from tilewright.graph.passes.mask_corners import corner_of_mask
+from tilewright.graph.passes.mask_corners import corner_of_mask, keeps_matrix
 from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import Size, lift, simplify
 
@@ -44,7 +44,7 @@ def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: GraphRe
     node = rewriter.producer(condition)
     if node is None or condition is None:
         return False
-    if node.op in ("broadcast_to", "reshape") and _keeps_matrix(node):
+    if node.op in ("broadcast_to", "reshape") and keeps_matrix(node):
         return is_causal(node.inputs[0], rows, keys, rewriter)
     found = _bound(condition, rewriter)
     if found is not None:
@@ -73,7 +73,7 @@ def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewri
         return band_of_array(seen, rows, keys, causal) or None
     node = rewriter.producer(condition, "broadcast_to", "reshape")
     if node is not None:
-        source = node.inputs[0] if _keeps_matrix(node) else None
+        source = node.inputs[0] if keeps_matrix(node) else None
         return None if source is None else sliding_window(source, rows, keys, causal, rewriter)
     corner = corner_of_mask(condition, rows, keys, rewriter)
     if corner is not None:
@@ -165,12 +165,6 @@ def is_lower_triangle(seen: np.ndarray) -> bool:
     """Whether the corners of a matrix are causal masks: element (i, j) is true where j <= i."""
     rows, columns = seen.shape
     return bool(np.all(seen == np.tri(rows, columns, dtype=bool)))
-
-
-def _keeps_matrix(node: Node) -> bool:
-    """A broadcast or reshape that only adds leading dimensions."""
-    source = node.inputs[0]
-    return source is not None and source.rank >= 2 and node.output.shape[-2:] == source.shape[-2:]
 
 
 _FLIPPED = {"less_equal": "greater", "less": "greater_equal", "greater": "less_equal", "greater_equal": "less"}

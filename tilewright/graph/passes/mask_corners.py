@@ -49,10 +49,14 @@ def corner_of(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPES
     if node.op == "slice":
         return _sliced(node, rewriter, depth)
     if node.op in ("reshape", "broadcast_to"):
-        source = node.inputs[0]
-        same = source is not None and source.rank >= 2 and source.shape[-2:] == value.shape[-2:]
-        return corner_of(source, rewriter, depth - 1) if same else None
+        return corner_of(node.inputs[0], rewriter, depth - 1) if keeps_matrix(node) else None
     return _computed(node, rewriter, depth) if kind_of(node.op) == "elementwise" else None
+
+
+def keeps_matrix(node: Node) -> bool:
+    """Whether a broadcast or reshape only adds leading dimensions."""
+    source = node.inputs[0]
+    return source is not None and source.rank >= 2 and node.output.shape[-2:] == source.shape[-2:]
 
 
 def _sliced(node: Node, rewriter: GraphRewriter, depth: int) -> Corner | None:
