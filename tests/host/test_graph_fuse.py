@@ -397,6 +397,15 @@ def test_short_independent_loops_share_a_launch_on_gpus() -> None:
     assert [groups_of(40, False), groups_of(40, True), groups_of(1 << 20, False)] == [2, 3, 3]
 
 
+def test_many_short_loops_are_few_launches() -> None:
+    """The counters of 20 batch norms: eight outputs a launch."""
+    b = GraphBuilder("counters")
+    for number in range(20):
+        b.output(b.op("add", [b.input(f"count {number}", int64, ()), b.number(1, int64)]))
+    groups = fuse(b.finish(), GPU_KERNELS).groups
+    assert sorted(len(group.outputs) for group in groups) == [4, 8, 8]
+
+
 @pytest.mark.parametrize(("taps", "columns", "kernels", "count"), [
     (2, 64, NO_KERNELS, 1), (4, 64, NO_KERNELS, 2), (4, 64, GPU_KERNELS, 1), (4, 1 << 18, GPU_KERNELS, 2),
 ])  # fmt: skip

@@ -30,6 +30,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 GPU = NvidiaTarget.named("sm_90a")
 KERNELS = KernelFacts(row_programs=True)
+SHORT = replace(KERNELS, short_loop=1 << 20)  # as GPUs have it
 FORMS = ("rows at once", "rows in chunks", "rows in parts")
 
 
@@ -219,6 +220,29 @@ def test_other_rows_stay_groups_of_their_own() -> None:
         "reduction",
         "elementwise",
     ]
+
+
+def test_small_rows_join_over_their_numbers_alone(draw: Draw) -> None:
+    """Statistics of images become those of the batch, with the running ones that follow them, in one launch."""
+    b = GraphBuilder("statistics of statistics")
+    means, variances, old = (
+        b.input("means", float32, (6, 40)),
+        b.input("variances", float32, (6, 40)),
+        b.input("old", float32, (40,)),
+    )
+    mean = b.op("reduce_mean", [means], axes=(0,), keepdims=True)
+    centred = b.op("subtract", [means, mean])
+    between = b.op("reduce_mean", [b.op("multiply", [centred, centred])], axes=(0,), keepdims=True)
+    within = b.op("reduce_mean", [variances], axes=(0,), keepdims=False)
+    mean = b.op("reshape", [mean], shape=(40,))
+    b.output(b.op("rsqrt", [b.op("add", [within, b.op("reshape", [between], shape=(40,))])]))
+    b.output(b.op("add", [b.op("multiply", [old, 0.9]), b.op("multiply", [mean, 0.1])]))
+    b.output(mean)
+    graph = optimize(b.finish())
+    assert [group.kind for group in fuse(graph, SHORT).groups if group.kind != "view"] == ["rows"]
+    assert [group.kind for group in fuse(graph, KERNELS).groups].count("rows") == 1  # a launch costs nothing on CPUs
+    check(graph, {"means": draw(6, 40), "variances": abs(draw(6, 40)), "old": draw(40)}, False, 1e-5, GPU,
+          row_programs=True)  # fmt: skip
 
 
 def test_numbers_of_other_rows_are_refused_by_the_kernel(draw: Draw) -> None:

@@ -2,7 +2,8 @@
 
 A reduction, what it is of, and what is made of the same rows with its result: `x / sqrt(sum(x * x))`, a softmax and the
 sum of what follows it, a mean and a variance, a norm written out.  A kernel that has a row does all of that without
-writing it, or reading it again.  Groups join when they share a tensor with the elements of the space.
+writing it, or reading it again.  Groups join when they share a tensor with the elements of the space, and where the
+space is small also when one reads numbers of rows that the other makes: a launch would take longer than both.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tilewright.graph.row_spaces import RowSpace, space_of
 from tilewright.symbolic import Size, product
 
 _MOST_TENSORS = 6  # with the elements of the space that a group reads or stores
+_QUICK_SPACE = 1 << 16  # elements of a space that are read in less time than a launch takes
 
 
 def join_rows(drafts: Drafts, remarks: list[str]) -> None:
@@ -58,27 +60,34 @@ class _Joined:
                     break
 
     def _take(self, other: Draft) -> bool:
-        """Merge another group, and the reshapes between this one and it; whether that was possible."""
-        drafts, before = self.drafts, self.drafts.snapshot(self.draft)
-        for view in self._views(other):
-            drafts.merge(self.draft, view)
+        """Merge another group, and the reshapes between this one and it; whether that was possible.
+
+        A reshape that others read as well is copied.
+        """
+        drafts, before, copies = self.drafts, self.drafts.snapshot(self.draft), set(other.copies)
+        for index in self._views(other):
+            value = drafts.nodes[index].output
+            if value not in drafts.results and set(drafts.readers[value]) <= other.nodes:
+                drafts.merge(self.draft, drafts.owner[index])
+            else:
+                other.copies.add(index)
         if drafts.may_merge(self.draft, other):
             drafts.merge(self.draft, other)
             return True
         drafts.restore(self.draft, before)
+        other.copies = copies
         return False
 
-    def _views(self, other: Draft) -> list[Draft]:
-        """The reshapes of what this group makes that only another one reads."""
-        drafts, found = self.drafts, list[Draft]()
+    def _views(self, other: Draft) -> list[int]:
+        """The reshapes of what this group makes that another one reads."""
+        drafts, found = self.drafts, list[int]()
         for value in drafts.inputs(other):
             index = drafts.producer(value)
             if index is None or drafts.nodes[index].op != "reshape" or len(drafts.owner[index].nodes) > 1:
                 continue
             source = drafts.producer(drafts.nodes[index].inputs[0])
-            inside = source is not None and drafts.owner[source] is self.draft
-            if inside and value not in drafts.results and set(drafts.readers[value]) <= other.nodes:
-                found.append(drafts.owner[index])
+            if source is not None and drafts.owner[source] is self.draft:
+                found.append(index)
         return found
 
     def _neighbours(self) -> list[Draft]:
@@ -114,13 +123,19 @@ class _Joined:
 
     def _shares(self, other: Draft) -> bool:
         """Whether a tensor of the space need not be read again, or only numbers of rows are computed."""
-        reshaped = {draft.first for draft in self._views(other)}
-        made = {item for index in self.draft.nodes | reshaped for item in self.drafts.nodes[index].outputs}
+        made = {
+            item for index in self.draft.nodes.union(self._views(other)) for item in self.drafts.nodes[index].outputs
+        }
         own = self._full_tensors(self.draft) | {value for value in made if self._is_full(value)}
         if own & self._full_tensors(other):
             return True
+        if made.isdisjoint(self.drafts.inputs(other)):
+            return False
         rows_only = all(self._is_of_rows(self.drafts.nodes[index].output) for index in other.nodes)
-        return other.kind == "elementwise" and rows_only and not made.isdisjoint(self.drafts.inputs(other))
+        return (other.kind == "elementwise" and rows_only) or self._is_quick()
+
+    def _is_quick(self) -> bool:
+        return isinstance(self.whole, int) and self.whole <= min(_QUICK_SPACE, self.drafts.kernels.short_loop)
 
     def _full_tensors(self, draft: Draft) -> set[Value]:
         """The tensors with the elements of the space that a group reads or stores."""

@@ -166,9 +166,7 @@ def _join_launches(drafts: Drafts) -> None:
             first, draft = drafts.owner[found[0].first], drafts.owner[member.first]
             if first is draft or drafts.depends(first, draft) or drafts.depends(draft, first):
                 continue
-            outputs = len(drafts.outputs(first)) + len(drafts.outputs(draft))
-            meet = drafts.reads_updated({*drafts.members(first), *drafts.members(draft)})
-            if outputs <= _MOST_OUTPUTS and _few_inputs(drafts, first, draft) and not meet:
+            if _share_a_launch(drafts, first, draft):
                 _merge(drafts, first, draft)
 
 
@@ -179,13 +177,22 @@ def _join_short_loops(drafts: Drafts) -> None:
     for draft, depth in _depths(drafts).items():
         if _is_generated(drafts, draft) and _is_short(drafts, draft) and not _reads_mutated(drafts, draft):
             together.setdefault(depth, []).append(draft)
-    for first, *others in together.values():
-        for draft in others:
-            outputs = len(drafts.outputs(first)) + len(drafts.outputs(draft))
-            meet = drafts.reads_updated({*drafts.members(first), *drafts.members(draft)})
-            room = drafts.have_room(first, draft) and _few_inputs(drafts, first, draft)
-            if outputs <= _MOST_OUTPUTS and room and not meet:
+    for found in together.values():
+        firsts: list[Draft] = []  # of a launch each
+        for draft in found:
+            first = next((item for item in firsts if _share_a_launch(drafts, item, draft)), None)
+            if first is None:
+                firsts.append(draft)
+            else:
                 _merge(drafts, first, draft)
+
+
+def _share_a_launch(drafts: Drafts, first: Draft, second: Draft) -> bool:
+    """Whether two groups that do not wait for each other are few loops together, which may run at the same time."""
+    few = len(drafts.outputs(first)) + len(drafts.outputs(second)) <= _MOST_OUTPUTS
+    if not (few and drafts.have_room(first, second) and _few_inputs(drafts, first, second)):
+        return False
+    return not drafts.reads_updated({*drafts.members(first), *drafts.members(second)})
 
 
 def _is_short(drafts: Drafts, draft: Draft) -> bool:
