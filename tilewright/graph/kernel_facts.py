@@ -64,6 +64,7 @@ class KernelFacts:
     zeros_around: bool = False  # those of integers see zeros beyond an image's edges
     copied_channels: int = 0  # images of fewer are copied, in whatever order they are,
     copied_pixel: int = 0  # or of pixels of so many bytes of 16-bit numbers, for windows of three columns
+    plane_types: frozenset[DType] = frozenset()  # of channels-first images that products read as they lie
     plane_columns: int = 0  # output channels of a group that one program of channels-first images has all of
     plane_taps: int = 0  # of a line of windows that such a program writes out one after the other
     pooled_taps: int = 0  # of the largest window of a pool that one thread computes; larger ones are reductions

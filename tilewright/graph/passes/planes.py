@@ -6,6 +6,8 @@ alone.  In networks of many convolutions only the images at the ends would be pe
 are faster: their reads are 16 bytes wide whatever the window.  Those of groups are not: with any of them, all stay.
 Groups of few channels are nothing for tensor cores either: where a graph has no other convolutions, they stay in 16
 bits too, but for depthwise ones with windows so large that threads share more of them than a permute costs.
+Convolutions of single pixels are products of images as they lie, on tensor cores too: they stay where all of their
+region are such (`image_regions`).
 
 `to_channels_last` puts a permute before a pool, which cancels where a convolution comes before that.  Where it has
 stayed, it moves more memory than the pool itself.  Each channel's plane is then an image of its own, whose elements lie
@@ -15,12 +17,14 @@ and keep the permute.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ops import kind_of
+from tilewright.graph.passes.image_regions import products_of_planes
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import fits_32_bits, lift, product, simplify
 
@@ -31,6 +35,9 @@ def convolutions_of_planes(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with convolutions that stay channels-first; the same graph when it has none."""
     if all(_is_of_few_channels(node, kernels) for node in graph.nodes if node.op == "conv"):
         return apply_rules(graph, {"conv": [_planes]})
+    products = products_of_planes(graph, kernels)
+    if products:
+        graph = apply_rules(graph, {"conv": [partial(_product, products)]})
     if not kernels.exact:  # tensor cores multiply float32
         return graph
     images = [node for node in graph.nodes if node.op == "conv" and node.output.rank == 4]
@@ -44,6 +51,10 @@ def _convolution(node: Node, rewriter: GraphRewriter, network: bool) -> Value | 
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     return None if x.dtype != float32 or network and x.rank == 4 else _planes(node, rewriter)
+
+
+def _product(products: Set[Value], node: Node, rewriter: GraphRewriter) -> Value | None:
+    return _planes(node, rewriter) if node.output in products else None
 
 
 def _is_of_few_channels(node: Node, kernels: KernelFacts) -> bool:

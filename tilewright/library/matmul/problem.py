@@ -46,7 +46,7 @@ class MatmulProblem:
     `weights_ready`: nothing that still runs when this product starts writes `b`.  `aligned`: the epilogue's arrays and
     their rows begin at multiples of 16 bytes.  `at_most`: a config shall serve every number of rows up to it; `rows` is
     the one that it is ranked by.  `singly`: elements of `a`, and of `b`, are copied one by one, since their rows begin
-    anywhere.
+    anywhere.  `one_left`: all batches have one `a`.
     """
 
     rows: int
@@ -66,6 +66,7 @@ class MatmulProblem:
     at_most: int = 0
     singly: tuple[bool, bool] = (False, False)
     right: DType | None = None  # the type of `b`, where it is not that of `a`
+    one_left: bool = False
 
     @property
     def cost(self) -> EpilogueCost:
@@ -91,8 +92,13 @@ class MatmulProblem:
     def bytes(self) -> int:
         """Bytes of the operands and the result, each counted once."""
         results = self.rows * self.columns // (2 if self.cost.gated else 1)
-        inputs = (self.rows + self.columns) * self.depth
-        return self.batches * (inputs * self.input.itemsize + results * self.output.itemsize)
+        return self.input_bytes + self.batches * results * self.output.itemsize
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the operands."""
+        lefts = 1 if self.one_left else self.batches
+        return (lefts * self.rows + self.batches * self.columns) * self.depth * self.input.itemsize
 
     @property
     def shape_class(self: _Problem) -> _Problem:
@@ -110,7 +116,9 @@ class MatmulProblem:
             *([self.epilogue.described] if self.epilogue.described else []),
             *self.operands,
         ]
-        marks = {"ready": self.weights_ready, "exact": self.exact, "unaligned": not self.aligned}
+        marks = {
+            "ready": self.weights_ready, "exact": self.exact, "unaligned": not self.aligned, "one left": self.one_left,
+        }  # fmt: skip
         return " ".join([*parts, *(mark for mark, there in marks.items() if there)])
 
 
@@ -186,11 +194,17 @@ class GraphProduct:
         """Whether B is [depth, columns]."""
         return self.b_column == 1
 
+    @property
+    def one_left(self) -> bool:
+        """Whether all batches have one A."""
+        return self.batches != 1 and self.a_batch == (0, 0)
+
     def at(self, rows: int, **facts: Any) -> MatmulProblem:
         """The product in numbers for so many rows, with other sizes as expected; `facts` are further fields."""
         sizes = {"columns": self.columns, "depth": self.depth, "batches": self.batches}
         given: dict[str, Any] = {name: expected(size) for name, size in sizes.items()} | facts
         given |= {"left_transposed": self.left_transposed, "right_transposed": self.right_transposed}
+        given["one_left"] = self.one_left
         return MatmulProblem(rows, input=self.a.dtype, **given)
 
 

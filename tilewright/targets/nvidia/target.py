@@ -245,8 +245,9 @@ class NvidiaTarget:
             narrow |= {dtypes.float8e4nv, dtypes.float8e5}
         found = replace(GPU_KERNELS, exact=not self.tf32, weight_limits=(unsupported_weights,))
         if self.wgmma:
-            found = replace(found, normed_rows=8, projected_rows=64)
-            transposed = {*transposed, dtypes.float16, dtypes.bfloat16}
+            copied = {dtypes.float16, dtypes.bfloat16}
+            found = replace(found, normed_rows=8, projected_rows=64, plane_types=frozenset(copied))
+            transposed = {*transposed, *copied}
         return replace(found, narrow_types=frozenset(narrow), transposed_types=frozenset(transposed))
 
     def least_shared_bytes(self, ctas_per_sm: int) -> int:

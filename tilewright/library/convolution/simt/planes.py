@@ -22,6 +22,7 @@ from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
+from tilewright.library.matmul.hopper.candidates import hopper_products
 from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.matmul.simt import float32_on_tensor_cores, product_cost
 from tilewright.library.matmul.simt_parts import in_parts
@@ -62,7 +63,8 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
 def _pointwise(
     group: Group, slots: Slots, graph: Graph, target: Target, others: Sequence[Candidate]
 ) -> list[Candidate]:
-    """A convolution of single pixels as the weights times each image, where tensor cores multiply float32."""
+    """A convolution of single pixels as the weights times each image on tensor cores, where these take its type and
+    tensor copies its rows."""
     anchor, x, w = convolution_of(group)
     if not is_pointwise(anchor, w):
         return []
@@ -71,7 +73,8 @@ def _pointwise(
     problem = GraphProduct(
         columns, pixels, channels, w, x, channels, 1, pixels, 1, 0, 1, images, images, (0, 0), (0, image)
     )
-    found = float32_on_tensor_cores(problem, slots, group, target, graph, others)
+    found = hopper_products(problem, slots, group, target, graph) if x.dtype != float32 else []
+    found += float32_on_tensor_cores(problem, slots, group, target, graph, others)
     return [replace(candidate, name=f"pointwise convolution as {candidate.name}") for candidate in found]
 
 

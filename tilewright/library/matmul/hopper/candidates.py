@@ -96,9 +96,8 @@ def _described(problem: GraphProduct, ready: bool, slots: Slots, target: Target,
     sums = 1 if slots.gate is None else 2  # that go into one result
     if not isinstance(columns, int) or not isinstance(depth, int):
         return None
-    steps = (problem.a_batch[1], problem.b_batch[1])
-    if problem.batches != 1 and (problem.inner_batches != problem.batches or 0 in steps or sums > 1):
-        return None  # a map has one axis of batches, and no two of them at one place
+    if problem.batches != 1 and (problem.inner_batches != problem.batches or problem.b_batch[1] == 0 or sums > 1):
+        return None  # a map has one axis of batches, and no two of them at one place; A may have none
     stored = min(2, slots.stored.dtype.itemsize) * (columns // sums)
     line = problem.rows if problem.left_transposed else depth  # of A, as it lies
     aligned = stored % _TILED_BYTES == 0 and divides(_TILED_BYTES // problem.a.dtype.itemsize, line)
@@ -205,7 +204,7 @@ class _Matrix:
     def tiled(self, batches: Size, block: tuple[int, ...]) -> TiledOperand:
         """The operand of a kernel that moves tiles of `block`."""
         shape, strides = self.extents, (self.extents[1], 1)
-        if batches == 1:
+        if batches == 1 or self.step == 0:
             return TiledOperand(self.value, shape, strides, block, rounded=self.rounded)
         return TiledOperand(self.value, (batches, *shape), (self.step, *strides), block, rounded=self.rounded)
 

@@ -49,9 +49,15 @@ def unsupported(problem: MatmulProblem, target: Target) -> str:
     )
 
 
+def _is_one_wave(problem: MatmulProblem) -> bool:
+    """Whether rows are so few that a CTA has one tile.  Of one A for all batches, the weights of convolutions, they are
+    few for many tiles."""
+    return problem.rows <= ONE_WAVE_ROWS and not problem.one_left
+
+
 def _may_overlap_tiles(problem: MatmulProblem) -> bool:
     """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
-    if problem.rows <= ONE_WAVE_ROWS:
+    if _is_one_wave(problem):
         return False
     return problem.cost.instructions > 0 or problem.depth * problem.input.itemsize <= 16384
 
@@ -85,8 +91,7 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
         epilogue += (config.SPLIT > 1) * (800 + config.BM * config.BN / 24 + 0.6 * crowded)
         # Copies go on during an epilogue, products do not.
         clocks = _PRODUCT_FILL + waves * (max(product, loaded) + epilogue)
-    operands = (problem.rows + problem.columns) * problem.depth * size
-    moved = (operands + problem.rows * problem.columns * config.OUTPUT.itemsize) * problem.batches
+    moved = problem.input_bytes + problem.rows * problem.columns * config.OUTPUT.itemsize * problem.batches
     pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
     flight = min(1.0, config.STAGES * config.stage_bytes / machine.in_flight)
     # A second turn that is not full leaves processors without anything to load.
@@ -115,6 +120,7 @@ def candidate_configs(problem: MatmulProblem, machine: Machine) -> list[MatmulCo
                         A_ROWS=-(-most // 8) * 8 if most <= 56 and not problem.left_transposed else 0,
                         INPUT=given, OUTPUT=made,
                         SUM=tl.float32 if problem.input.is_float else tl.int32, BATCHED=problem.batches > 1,
+                        ONE_A=problem.one_left,
                         A_TRANSPOSED=problem.left_transposed, B_TRANSPOSED=problem.right_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
@@ -135,7 +141,7 @@ def completed(config: MatmulConfig, problem: MatmulProblem) -> MatmulConfig:
     if config.SPLIT > 1 or config.PING_PONG:
         return filled(config)
     # Of few rows a CTA has one tile, whose results are staged in the room of the stages.
-    config = filled(config._replace(SINGLE=problem.rows <= ONE_WAVE_ROWS))
+    config = filled(config._replace(SINGLE=_is_one_wave(problem)))
     apart = problem.cost.instructions > 0 and config.CONSUMERS == 2 and config.STAGES >= 4 and not config.SINGLE
     return config._replace(LAG=2 if apart else 0)
 
@@ -150,7 +156,7 @@ def staged_whole(config: MatmulConfig, problem: MatmulProblem) -> MatmulConfig |
         return None
     if cost.bare or cost.element_loads or cost.gated or cost.blocks or config.SPLIT > 1:
         return None
-    if problem.rows <= ONE_WAVE_ROWS:
+    if _is_one_wave(problem):
         return None
     whole = config._replace(WHOLE=True)
     whole = filled(whole._replace(BUFFERS=whole.pieces))

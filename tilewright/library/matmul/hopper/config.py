@@ -63,8 +63,8 @@ class MatmulConfig(NamedTuple):
     EPILOGUE: Any = identity
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
     WHOLE: bool = False  # a tile's results are staged all at once
-    ONE_A: bool = False  # all batches have one A, of parts
-    ONE_B: bool = False
+    ONE_A: bool = False  # all batches have one A
+    ONE_B: bool = False  # of parts
     PARTS: int = 1  # planes of numbers that are added to one, of both operands
     MULTIPLE: int = 1  # that the columns of C are multiples of, where threads store them
     SLICES: int = 1  # of the depth of a product of parts: batches, whose sums another launch adds
@@ -129,17 +129,17 @@ class MatmulConfig(NamedTuple):
     @property
     def left_block(self) -> tuple[int, ...]:
         """The tile of A's tensor map: what one CTA loads of a stage."""
-        return self._part(self.left_shape, self.A_TRANSPOSED, self.SHARE_A)
+        return self._part(self.left_shape, self.A_TRANSPOSED, self.SHARE_A, self.ONE_A)
 
     @property
     def right_block(self) -> tuple[int, ...]:
         """The tile of B's tensor map."""
-        return self._part(self.right_shape, self.B_TRANSPOSED, self.SHARE_B)
+        return self._part(self.right_shape, self.B_TRANSPOSED, self.SHARE_B, False)
 
-    def _part(self, shape: tuple[int, int], transposed: bool, shares: int) -> tuple[int, ...]:
+    def _part(self, shape: tuple[int, int], transposed: bool, shares: int, one: bool) -> tuple[int, ...]:
         axis = 1 if transposed else 0
         part = tuple(extent // shares if number == axis else extent for number, extent in enumerate(shape))
-        return (1, *part) if self.BATCHED or self.PARTS > 1 else part
+        return (1, *part) if (self.BATCHED and not one) or self.PARTS > 1 else part
 
     @property
     def stage_bytes(self) -> int:

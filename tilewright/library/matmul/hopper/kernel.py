@@ -149,7 +149,7 @@ def load_operand(source, tile, full, batch, across, depth, task, TRANSPOSED: tl.
 def load_left(a, lefts, full, stage, place, k, task, CONFIG: tl.constexpr):
     """Start loading a stage of A."""
     load_operand(a, lefts[stage], full, place[0], place[1], (task.start + k) * CONFIG.BK, task, CONFIG.A_TRANSPOSED,
-                 CONFIG.SHARE_A, CONFIG.BATCHED, CONFIG.EVICT_A)  # fmt: skip
+                 CONFIG.SHARE_A, CONFIG.BATCHED and not CONFIG.ONE_A, CONFIG.EVICT_A)  # fmt: skip
 
 
 @tilewright.jit
