@@ -43,9 +43,7 @@ IMAGES = [(64,), (1000,), (8, 6), (5, 24), (14, 16), (2, 3, 8), (4, 6, 10)]
 
 @pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("number", range(30))
-def test_drawn_products(
-    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_drawn_products(driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(planes, "_tiled", lambda *given: [])  # of tiles of `tl.dot`
     image = IMAGES[rng.integers(len(IMAGES))]
     dtype: DType = [float16, bfloat16][number % 2]
@@ -98,6 +96,16 @@ def test_regions_of_single_pixels_stay_channels_first() -> None:
     assert layouts(network([1, 3, 1])) == ["NCHW"] * 3
     assert layouts(network([1], extent=7)) == ["NCHW"], "rows of 49 numbers begin anywhere"
     assert layouts(network([1]), replace(KERNELS, plane_types=frozenset())) == ["NCHW"]
+
+
+def test_a_few_depthwise_convolutions_may_be_among_them() -> None:
+    for count, found in ((1, "planes"), (4, "NCHW")):
+        b = GraphBuilder("separable")
+        x = b.input("x", float16, (2, 16, 16, 16))
+        for _ in range(count):
+            x = conv(b, conv(b, x, 16, 3, 1, groups=16), 16)
+        b.output(x, "y")
+        assert layouts(b.finish()) == [found] * (2 * count)
 
 
 def test_regions_are_decided_one_by_one() -> None:

@@ -1,32 +1,37 @@
-"""Regions of a graph whose images have one order, and which convolutions of theirs are products of channels-first images.
+"""Regions of a graph whose images have one order, and which convolutions of theirs are products of planes.
 
-A region is what `to_channels_last` makes channels-last together: convolutions, pools, and the ops between them that keep
-the shape of images.  Where all its convolutions are of single pixels, each is the weights times an image, as it lies:
-rows of tensor copies run along channels or along pixels.  Nothing is gained by another order then, and what reads or
-writes the region is not permuted.
+A region is what `to_channels_last` makes channels-last together: convolutions, pools, and the ops between them that
+keep the shape of images.  A convolution of single pixels is the weights times an image, as it lies: rows of tensor
+copies run along channels or along pixels.  Where all of a region are such, nothing is gained by another order, and what
+reads or writes the region is not permuted.  A few others that have kernels of channels-first images may be among them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.kernel_facts import KernelFacts
 from tilewright.graph.ops import kind_of
-from tilewright.symbolic import product, simplify, upper_bound
+from tilewright.symbolic import fits_32_bits, product, simplify, upper_bound
 
 _WINDOWED = ("conv", "max_pool", "average_pool")
 _ALIKE = ("concat", "pad", "batch_norm", "group_norm")  # besides elementwise ops: their results have the images' order
 
 
-def products_of_planes(graph: Graph, kernels: KernelFacts) -> set[Value]:
-    """The results of convolutions that read and write channels-first images as matrices."""
+def products_of_planes(graph: Graph, kernels: KernelFacts, has_planes: Callable[[Node], bool]) -> set[Value]:
+    """The results of convolutions in such regions; `has_planes` tells whether another one has such kernels."""
     found: set[Value] = set()
     if not kernels.plane_types:
         return found
     for region in _regions(graph):
         windowed = [node for node in region if node.op in _WINDOWED]
-        if all(_is_product(node, kernels) for node in windowed) and not _is_read_by_pixels(graph, region):
+        others = [node for node in windowed if not _is_product(node, kernels)]
+        if len(others) == len(windowed) or (others and len(windowed) >= kernels.channels_last_convolutions):
+            continue
+        whole = all(node.op == "conv" and has_planes(node) for node in others)
+        if whole and not _is_read_by_pixels(graph, region):
             found.update(node.output for node in windowed)
     return found
 
@@ -64,7 +69,8 @@ def _is_product(node: Node, kernels: KernelFacts) -> bool:
         return False
     moved = any(step != 1 for step in node.attributes["strides"])
     moved |= any(low or high for low, high in node.attributes["padding"])
-    alike = x.dtype == w.dtype == node.output.dtype and isinstance(w.shape[0], int)
+    alike = x.dtype == w.dtype == node.output.dtype and isinstance(w.shape[0], int) and x.rank <= 5
+    alike = alike and all(fits_32_bits(product(value.shape[1:])) for value in (x, node.output))
     whole = all(row * x.dtype.itemsize % kernels.row_bytes == 0 for row in (pixels, channels))
     return alike and whole and pixels > 1 and not moved and all(extent == 1 for extent in w.shape[2:])
 

@@ -7,7 +7,7 @@ are faster: their reads are 16 bytes wide whatever the window.  Those of groups 
 Groups of few channels are nothing for tensor cores either: where a graph has no other convolutions, they stay in 16
 bits too, but for depthwise ones with windows so large that threads share more of them than a permute costs.
 Convolutions of single pixels are products of images as they lie, on tensor cores too: they stay where all of their
-region are such (`image_regions`).
+region are such, or of groups of few channels (`image_regions`).
 
 `to_channels_last` puts a permute before a pool, which cancels where a convolution comes before that.  Where it has
 stayed, it moves more memory than the pool itself.  Each channel's plane is then an image of its own, whose elements lie
@@ -35,7 +35,7 @@ def convolutions_of_planes(graph: Graph, kernels: KernelFacts) -> Graph:
     """The graph with convolutions that stay channels-first; the same graph when it has none."""
     if all(_is_of_few_channels(node, kernels) for node in graph.nodes if node.op == "conv"):
         return apply_rules(graph, {"conv": [_planes]})
-    products = products_of_planes(graph, kernels)
+    products = products_of_planes(graph, kernels, partial(_is_of_planes, kernels=kernels))
     if products:
         graph = apply_rules(graph, {"conv": [partial(_product, products)]})
     if not kernels.exact:  # tensor cores multiply float32
@@ -71,14 +71,23 @@ def _is_of_few_channels(node: Node, kernels: KernelFacts) -> bool:
     return not shares and short and isinstance(w.shape[0], int) and w.shape[0] <= groups * kernels.plane_columns
 
 
-def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
+def _is_of_planes(node: Node, kernels: KernelFacts) -> bool:
+    return _has_planes(node) and _is_of_few_channels(node, kernels)
+
+
+def _has_planes(node: Node) -> bool:
+    """Whether a convolution is one of channels-first images that kernels of planes take."""
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     if node.attributes["layout"] != "NCHW" or x.rank > 5:
-        return None
+        return False
     if not all(isinstance(extent, int) for extent in w.shape) or all(extent == 1 for extent in node.output.shape[2:]):
-        return None
-    if not all(fits_32_bits(product(value.shape[1:])) for value in (x, node.output)):
+        return False
+    return all(fits_32_bits(product(value.shape[1:])) for value in (x, node.output))
+
+
+def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
+    if not _has_planes(node):
         return None
     rewriter.remark(f"{node.op} %{node.output.name} stays channels-first")
     return rewriter.op("conv", node.inputs, **{**node.attributes, "layout": "planes"})
