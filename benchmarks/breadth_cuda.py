@@ -30,7 +30,7 @@ from benchmarks import common
 # isort: split
 import torch
 
-from benchmarks.breadth import arithmetic, elements, operators, places, products, rows, windows  # noqa: F401
+from benchmarks.breadth import arithmetic, blocks, elements, operators, places, products, rows, windows  # noqa: F401
 from benchmarks.breadth.draw import FAMILIES, Draw
 from benchmarks.breadth.measure import OURS, SLOW, contestant, is_right, line, measure, report
 from benchmarks.gpu.harness import Monitor

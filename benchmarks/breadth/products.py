@@ -134,7 +134,7 @@ def pool(draw: Draw) -> Drawn:
 @family
 def attention(draw: Draw) -> Drawn:
     """Attention of any head size and lengths."""
-    dtype, width = draw.dtype("bfloat16", "float16"), draw.choice((32, 40, 64, 72, 80, 96, 128, 160))
+    dtype, width = draw.dtype("bfloat16", "float16"), draw.choice((32, 40, 64, 72, 80, 96, 128, 160, 256, 512))
     batch, heads = draw.size(1, 16), draw.choice((1, 4, 8, 12, 16))
     queries = draw.choice((1, draw.size(16, 2048)))
     keys = queries if queries > 1 and draw.random() < 0.7 else draw.size(16, 4096)

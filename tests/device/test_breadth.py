@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.breadth import arithmetic, elements, operators, places, products, rows, windows  # noqa: F401
+from benchmarks.breadth import arithmetic, blocks, elements, operators, places, products, rows, windows  # noqa: F401
 from benchmarks.breadth.draw import FAMILIES, Draw
 from benchmarks.breadth.measure import contestant, error_of, exact_results, is_right
 
