@@ -169,21 +169,25 @@ def where(inputs: Inputs, attributes: Attributes) -> Types:
 # Contractions and attention ------------------------------------------------------------------------
 
 
-def _sums_of_8_bits(inputs: Inputs, attributes: Attributes) -> DType | None:
-    """int32 or float32 where a product is to give it."""
+def _sum_type(inputs: Inputs, attributes: Attributes, float_bits: tuple[int, ...] = (8,)) -> DType | None:
+    """int32 or float32 where a product is to give it, of floats of so many bits."""
     dtype: DType | None = attributes.get("dtype")
     if dtype is None:
         return None
-    narrow = [item.dtype for item in inputs if item is not None and item.dtype.bits == 8]
-    integers, floats = all(each.is_integer for each in narrow), all(each.is_float for each in narrow)
-    fits = len(narrow) == len(inputs) and ((integers and dtype == int32) or (floats and dtype == float32))
-    _require(fits, f"8-bit integers give {int32} and 8-bit floats {float32}; others give no other type")
+    types = [item.dtype for item in inputs if item is not None]
+    integers = all(each.is_integer and each.bits == 8 for each in types)
+    floats = all(each.is_float and each.bits in float_bits for each in types)
+    bits = " or ".join(map(str, float_bits))
+    _require(
+        (integers and dtype == int32) or (floats and dtype == float32),
+        f"8-bit integers give {int32} and {bits}-bit floats {float32}; others give no other type",
+    )
     return dtype
 
 
 def matmul(inputs: Inputs, attributes: Attributes) -> Types:
     left, right = value(inputs, 0), value(inputs, 1)
-    dtype = _sums_of_8_bits(inputs, attributes)
+    dtype = _sum_type(inputs, attributes, (8, 16))
     if dtype is None:
         dtype = _floats(inputs) if left.dtype.is_float else _same_dtype(inputs)
     _require(left.rank >= 2 and right.rank >= 2, f"needs rank 2 or more, got {left!r} and {right!r}")
@@ -233,7 +237,7 @@ def channel_axis(rank: int, layout: str) -> int:
 
 
 def conv(inputs: Inputs, attributes: Attributes) -> Types:
-    dtype = _sums_of_8_bits(inputs, attributes) or _floats(inputs[:2])
+    dtype = _sum_type(inputs, attributes) or _floats(inputs[:2])
     image, weight, bias = value(inputs, 0), value(inputs, 1), optional(inputs, 2)
     rank, layout = image.rank, attributes["layout"]
     _require(rank >= 3 and weight.rank == rank, f"image {image!r} and weight {weight!r} need the same rank >= 3")

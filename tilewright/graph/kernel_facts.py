@@ -80,6 +80,7 @@ class KernelFacts:
     block_keys: int = 0  # most keys of such a block
     widest_head: int = 0  # bytes of a head of which 16 rows of keys and values have room in shared memory
     register_head: int = 0  # numbers of a head all of which are kept in registers
+    narrow_register_head: int = 0  # the same of 16-bit floats, with queries for tensor cores
     score_bytes: int = 0  # of scores that are written down although a kernel has room for the heads,
     scores_for_operand: int = 0  # and so many for each byte of the operands and the result
 

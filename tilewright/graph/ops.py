@@ -159,7 +159,7 @@ _op("elementwise", "where", 3, infer.where, _numpy(compute.where), "condition (b
 # ----------------------------------------------------------------------------------------- contractions
 _op("contraction", "matmul", 2, infer.matmul, compute.matmul,
     "a [..., M, K] (or [..., K, M] with transpose_a) times b [..., K, N] (or [..., N, K] with transpose_b); leading "
-    "sizes broadcast; `dtype` i32: sums of 8-bit integers, whatever their signs, f32: sums of 8-bit floats",
+    "sizes broadcast; `dtype` i32: sums of 8-bit integers, whatever their signs, f32: sums of floats of 8 or 16 bits",
     transpose_a=False, transpose_b=False, dtype=None)
 _op("contraction", "dequantized_matmul", (3, 4), quantization.dequantized_matmul_type, quantization.dequantized_matmul,
     "x [..., M, K] times the numbers (w - zero point) scale of weights w [N, K] of at most 8 bits, in the type of x; "

@@ -222,7 +222,7 @@ def matmul(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def _sums(exact: Array, attributes: Attributes) -> Array:
-    """Sums of 8-bit products, which float64 has exactly: of floats rounded once, of integers as int32, which wraps."""
+    """Sums of products of 8 or 16 bits: of floats rounded once, of integers as int32, which wraps."""
     return exact if attributes["dtype"].is_float else exact.astype(np.int64).astype(np.int32)
 
 

@@ -66,6 +66,7 @@ GPU_KERNELS = replace(
     shared_taps=64,
     widest_head=4096,
     register_head=128,
+    narrow_register_head=512,
     sorted_bits=32,
     wide_row=SORTED_ROW,
     sorts_values=True,

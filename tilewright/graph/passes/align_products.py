@@ -62,7 +62,7 @@ def _aligned(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value
         return None
     a = _padded(a, 0, more, rewriter)
     b = _padded(b, *((wider, more) if transposed else (more, wider)), rewriter)
-    result = rewriter.op("matmul", [a, b], transpose_b=transposed)
+    result = rewriter.op("matmul", [a, b], transpose_b=transposed, dtype=node.attributes["dtype"])
     rewriter.advise(
         f"matmul %{node.output.name}: depth {depth} and columns {columns} are filled up to multiples of {aligned}; "
         f"{depth + more} and {columns + wider} in the model itself need no copies"

@@ -246,7 +246,8 @@ class NvidiaTarget:
         found = replace(GPU_KERNELS, exact=not self.tf32, weight_limits=(unsupported_weights,))
         if self.wgmma:
             copied = {dtypes.float16, dtypes.bfloat16}
-            found = replace(found, normed_rows=8, projected_rows=64, plane_types=frozenset(copied))
+            found = replace(found, normed_rows=8, projected_rows=64, narrow_register_head=256)
+            found = replace(found, plane_types=frozenset(copied))
             transposed = {*transposed, *copied}
         return replace(found, narrow_types=frozenset(narrow), transposed_types=frozenset(transposed))
 
