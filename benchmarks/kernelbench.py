@@ -9,8 +9,9 @@ can be captured, in float32 without tf32 or in a 16-bit type. Results are compar
 Times are medians of rounds in turns, by device events. A problem runs in a process of its own; `--jobs` processes
 compile problems first, as many at a time as the GPU's memory holds, so that the timed part finds caches.
 
-Prints every problem, then those under 0.9 with what our time went to. Results: benchmarks/results/kernelbench.json;
-problems that are not run keep what the file has of the same type, with the date of their own run.
+Prints every problem, then those under 0.9 with what our time went to. Results: benchmarks/results/kernelbench.json for
+float32, kernelbench_float16.json and kernelbench_bfloat16.json; problems that are not run keep what the file has, with
+the date of their own run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from benchmarks.breadth.measure import OURS, SLOW, contestant, is_right, line, m
 from benchmarks.kernels_cuda import environment
 from benchmarks.models_cuda import summary
 
-PATH = common.RESULTS / "kernelbench.json"
+DTYPES = ("float32", "float16", "bfloat16")
+PATHS = {name: common.RESULTS / f"kernelbench{'' if name == 'float32' else '_' + name}.json" for name in DTYPES}
 GIB = 1 << 30
 # What every process of a problem needs, imported once before the forks: about 5 s each.
 SHARED = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton", "torch.export",
@@ -236,11 +238,13 @@ def tables(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def earlier(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The results of problems that the output has, by key, if they are of the same type."""
+    """The results of problems that the output has, by key."""
     if not options.out.exists():
         return {}
     document = json.loads(options.out.read_text())
-    return {case["key"]: case for case in document["cases"]} if document["dtype"] == options.dtype else {}
+    if document["dtype"] != options.dtype:
+        sys.exit(f"{options.out} has results in {document['dtype']}; name another file with --out")
+    return {case["key"]: case for case in document["cases"]}
 
 
 def main() -> int:
@@ -248,24 +252,25 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="the folder with level1, level2, level3")
     parser.add_argument("--levels", nargs="+", default=["1", "2", "3"])
     parser.add_argument("--only", nargs="+", help="problems, as 1/47")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--jobs", type=int, default=12, help="processes that compile beforehand; 0: none")
     parser.add_argument("--memory", type=int, default=70, help="GiB of the GPU that they share")
     parser.add_argument("--limit", type=float, default=240, help="seconds for a problem's compilation or measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--milliseconds", type=float, default=20, help="of one contestant in one round")
-    parser.add_argument("--out", type=Path, default=PATH)
+    parser.add_argument("--out", type=Path, help="default: the results of the type")
     options = parser.parse_args()
+    options.out = options.out or PATHS[options.dtype]
     if not torch.cuda.is_available():
         sys.exit("kernelbench.py needs an NVIDIA GPU and a PyTorch that uses it")
     torch.backends.cudnn.allow_tf32 = False
     logging.getLogger("tilewright").setLevel(logging.INFO)
     files = problems(options)
+    records, before = list[dict[str, Any]](), earlier(options)
     share_imports()
     if options.jobs:
         prepare(files, options)
     place = Child(describe, "", options.folder, options).result()
-    records, before = list[dict[str, Any]](), earlier(options)
     for key, path in files.items():
         blank = {"name": path.stem, "errors": {}, "notes": {}, "left to PyTorch": []}
         found = Child(measure_one, key, path, options).result()

@@ -113,11 +113,11 @@ def kernelbench_table(data: dict[str, Any]) -> str:
         lines.append([name.split()[-1], *counts, *means, str(int(row["not slower"])), str(int(row["under 0.9"]))])
     slow = sorted((case["ratio"], case["key"]) for case in data["cases"] if case.get("ratio", 1) < 0.9)
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    text = ", ".join(f"{key} {ratio:.2f}" for ratio, key in slow)
+    text = "Under 0.9: " + ", ".join(f"{key} {ratio:.2f}" for ratio, key in slow) if slow else "None is under 0.9"
     dates = sorted({case["date"] for case in data["cases"]})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     place = f"{data['dtype']}; {data['environment']['device']}, {when}; {_versions(data['environment'])}"
-    return f"{rows}\nUnder 0.9: {text}.\n\n{place}.\n"
+    return f"{rows}\n{text}.\n\n{place}.\n"
 
 
 def language_model_table(data: dict[str, Any]) -> str:
