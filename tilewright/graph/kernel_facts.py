@@ -27,6 +27,7 @@ class KernelFacts:
     """What kernels there are, and how much they take; without one of a kind its numbers are 0."""
 
     row_programs: bool = False  # of several reductions over the same rows
+    rows_side_by_side: bool = False  # rows whose elements lie apart are reduced together with their neighbours
     attention_quantizes: bool = False  # those of attention quantize their results
     generates_running: bool = False  # those of running sums read through movement
     generates_scatters: bool = False  # those of updates that are made at once compute what they read

@@ -64,7 +64,7 @@ PASSES: tuple[Pass, ...] = (
 
 
 # Passes of these that go by what kernels there are.
-_BY_KERNELS = frozenset({decompose, fold_pixels, move_row_permutes})
+_BY_KERNELS = frozenset({decompose, fold_pixels, move_row_permutes, to_channels_last})
 
 
 def optimize(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:

@@ -45,6 +45,7 @@ SORTED_ROW = 4096  # the longest row that a GPU's CTA sorts in registers
 
 GPU_KERNELS = replace(
     _ALL_KERNELS,
+    rows_side_by_side=True,
     attention_quantizes=True,
     generates_running=True,
     generates_scatters=True,

@@ -11,20 +11,24 @@ sum of matrix products.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.ops import OPS
 from tilewright.graph.rewrite import GraphRewriter, Rules, apply_rules
-from tilewright.symbolic import Size, product, simplify
+from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 
+_SECTOR = 32  # bytes that memory is read in
 _WINDOWED = ("conv", "max_pool", "average_pool")
 
 
-def to_channels_last(graph: Graph) -> Graph:
+def to_channels_last(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> Graph:
     """The graph with NHWC convolutions and pools; the same graph when it has none."""
     if not any(node.op in _WINDOWED for node in graph.nodes):
         return graph
-    return apply_rules(graph, _rules())
+    return apply_rules(graph, _rules(kernels))
 
 
 def _last(rank: int) -> tuple[int, ...]:
@@ -152,10 +156,25 @@ def _pad(node: Node, rewriter: GraphRewriter) -> Value | None:
     return rewriter.op("permute", [result], order=order)
 
 
-def _grouped_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """A norm of groups of channels: rows [N, groups, channels * spatial] become [N, groups, spatial, channels].
+def _joined_pixels(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """An image whose spatial dimensions are seen as one, as statistics of channels see it."""
+    image = node.inputs[0]
+    source = _source(image, rewriter)
+    if image is None or source is None or image.rank < 4 or node.output.rank != 3:
+        return None
+    spatial = product(image.shape[2:])
+    if node.output.shape[:2] != image.shape[:2] or simplify(node.output.shape[2]) != simplify(spatial):
+        return None
+    joined = rewriter.op("reshape", [source], shape=(image.shape[0], spatial, image.shape[1]))
+    return rewriter.op("permute", [joined], order=_first(3))
 
-    The order inside of a row does not matter to the norm, and neighbours in memory stay neighbours.
+
+def _grouped_rows(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
+    """A norm of groups of channels, whose rows are [N, groups, channels * spatial].
+
+    Rows that a kernel has as a whole become [N, groups, spatial, channels]: the order inside of a row does not matter to
+    the norm, and neighbours in memory stay neighbours.  Of others, and where few channels of a pixel would be read
+    alone, the moments are those of channels first (`_normalized_groups`).
     """
     norm = rewriter.producer(node.inputs[0], "layer_norm")
     rows = rewriter.producer(norm.inputs[0], "reshape") if norm is not None else None
@@ -169,11 +188,48 @@ def _grouped_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
     if image.shape != rows.inputs[0].shape or not isinstance(groups, int) or not isinstance(channels, int):
         return None
     batch, spatial = image.shape[0], product(image.shape[2:])
-    split = rewriter.op("reshape", [source], shape=(batch, spatial, groups, channels // groups))
-    moved = rewriter.op("permute", [split], order=(0, 2, 1, 3))
-    result = rewriter.op("layer_norm", [moved], axis=2, epsilon=norm.attributes["epsilon"])
-    result = rewriter.op("reshape", [rewriter.op("permute", [result], order=(0, 2, 1, 3))], shape=source.shape)
+    width, epsilon = channels // groups, norm.attributes["epsilon"]
+    row = simplify(lift(spatial) * width)
+    is_whole = isinstance(row, int) and row <= kernels.row_elements and width * source.dtype.itemsize >= _SECTOR
+    if kernels.rows_side_by_side and not is_whole:
+        result = _normalized_groups(source, groups, epsilon, rewriter)
+    else:
+        split = rewriter.op("reshape", [source], shape=(batch, spatial, groups, width))
+        moved = rewriter.op("permute", [split], order=(0, 2, 1, 3))
+        result = rewriter.op("layer_norm", [moved], axis=2, epsilon=epsilon)
+        result = rewriter.op("reshape", [rewriter.op("permute", [result], order=(0, 2, 1, 3))], shape=source.shape)
     return rewriter.op("permute", [result], order=_first(image.rank))
+
+
+def _normalized_groups(image: Value, groups: int, epsilon: float, rewriter: GraphRewriter) -> Value:
+    """The norm of each group of channels of a channels-last image, by the moments of its channels.
+
+    Pixels are read as they lie, once for the moments and once for the result; the variance of a group is the mean of
+    its channels' variances and the squared deviations of their means.
+    """
+    batch, channels = image.shape[0], image.shape[-1]
+    grouped = (batch, groups, floor_divide(channels, groups))
+
+    def mean(value: Value, axis: int) -> Value:
+        return rewriter.op("reduce_mean", [value], axes=(axis,), keepdims=True)
+
+    def square(value: Value) -> Value:
+        return rewriter.op("multiply", [value, value])
+
+    def of_channels(value: Value) -> Value:
+        shape = (batch, *[1] * (image.rank - 2), channels)
+        return rewriter.op("reshape", [rewriter.op("broadcast_to", [value], shape=grouped)], shape=shape)
+
+    wide = rewriter.cast(image, float32 if image.dtype.bits < 32 else image.dtype)
+    pixels = rewriter.op("reshape", [wide], shape=(batch, product(image.shape[1:-1]), channels))
+    means = mean(pixels, 1)
+    variances = mean(square(rewriter.op("subtract", [pixels, means])), 1)
+    means, variances = (rewriter.op("reshape", [item], shape=grouped) for item in (means, variances))
+    centre = mean(means, 2)
+    variance = mean(rewriter.op("add", [variances, square(rewriter.op("subtract", [means, centre]))]), 2)
+    scale = rewriter.op("rsqrt", [rewriter.op("add", [variance, rewriter.number(epsilon, wide.dtype)])])
+    centred = rewriter.op("subtract", [wide, of_channels(centre)])
+    return rewriter.cast(rewriter.op("multiply", [centred, of_channels(scale)]), image.dtype)
 
 
 def _shuffled(node: Node, rewriter: GraphRewriter) -> Value | None:
@@ -214,10 +270,12 @@ def _factors(whole: Sequence[Size], split: Sequence[Size]) -> list[list[int]] | 
     return found if place == len(split) else None
 
 
-def _rules() -> Rules:
+def _rules(kernels: KernelFacts) -> Rules:
     rules: dict[str, list] = {name: [_windowed] for name in _WINDOWED}
     rules.update({name: [_elementwise] for name, row in OPS.items() if row.kind == "elementwise"})
     for name in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"):
         rules[name] = [_reduction]
-    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad], reshape=[_grouped_rows, _shuffled])
+    joined = [_joined_pixels] if kernels.rows_side_by_side else []
+    views = [partial(_grouped_rows, kernels=kernels), *joined, _shuffled]
+    rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad], reshape=views)
     return rules

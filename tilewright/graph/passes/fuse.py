@@ -36,7 +36,7 @@ from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
 from tilewright.graph.kernel_facts import NO_KERNELS, KernelFacts
 from tilewright.graph.ops import kind_of
-from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
+from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb, widens
 from tilewright.graph.passes.fuse_attention import take_quantization
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
@@ -47,6 +47,7 @@ from tilewright.graph.passes.fuse_rows import join_rows
 from tilewright.graph.passes.fuse_sorted import take_sorted
 from tilewright.graph.passes.fuse_stores import join_stores
 from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
+from tilewright.graph.row_spaces import ROW_OPS
 
 
 def fuse(graph: Graph, kernels: KernelFacts = NO_KERNELS) -> FusedGraph:
@@ -135,11 +136,15 @@ def _grow(drafts: Drafts, draft: Draft, shape: Shape) -> str:
 
 
 def _leave_widening(drafts: Drafts, draft: Draft) -> None:
-    """Store the narrow numbers that a group's one result is made of: elementwise ops that read it widen them."""
+    """Store the narrow numbers that a group's one result is made of: those that read it widen them."""
     outputs = drafts.outputs(draft)
     if len(outputs) != 1 or outputs[0] in drafts.results:
         return
     value, chain = outputs[0], list[int]()
+    last = drafts.producer(value)
+    if last is not None and last != draft.anchor and widens(drafts.nodes[last]) and _read_by_rows(drafts, value):
+        drafts.restore(draft, (draft.nodes - {last}, set(draft.copies)))
+        return
     if any(kind_of(drafts.nodes[reader].op) != "elementwise" for reader in drafts.readers[value]):
         return
     while True:
@@ -158,6 +163,22 @@ def _leave_widening(drafts: Drafts, draft: Draft) -> None:
             break
     if drafts.producer(value) in draft.nodes - {draft.anchor}:
         drafts.restore(draft, (draft.nodes - set(chain), set(draft.copies)))
+
+
+def _read_by_rows(drafts: Drafts, value: Value) -> bool:
+    """Whether a value is widened from 16 bits for row operations and elementwise ops alone, perhaps through views."""
+    source = drafts.nodes[drafts.position[value]].inputs[0]
+    waiting, seen = [value], {value}
+    while waiting:
+        for reader in drafts.readers.get(waiting.pop(), ()):
+            node = drafts.nodes[reader]
+            if node.op in ("reshape", "permute") and node.output not in drafts.results:
+                if node.output not in seen:
+                    seen.add(node.output)
+                    waiting.append(node.output)
+            elif node.op not in ROW_OPS and (kind_of(node.op) != "elementwise"):
+                return False
+    return source is not None and source.dtype.is_float and source.dtype.bits == 16
 
 
 def _take_widening(drafts: Drafts, draft: Draft) -> None:

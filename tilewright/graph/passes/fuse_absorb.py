@@ -146,12 +146,12 @@ def _vanishing_nodes(drafts: Drafts, cheap: set[int]) -> set[int]:
         elif kind_of(node.op) == "elementwise" and index not in cheap and len(drafts.owner[index].nodes) == 1:
             if len(set(readers)) == 1 and readers[0] in vanishing and drafts.nodes[readers[0]].op != "broadcast_to":
                 vanishing.add(index)
-            elif _widens(node) and all(_reaches(drafts, index, reader, vanishing) for reader in readers):
+            elif widens(node) and all(_reaches(drafts, index, reader, vanishing) for reader in readers):
                 vanishing.add(index)
     return vanishing
 
 
-def _widens(node: Node) -> bool:
+def widens(node: Node) -> bool:
     """Whether what a node reads takes fewer bytes than what it makes, and no time to speak of to make it."""
     (source,) = node.inputs if node.op == "cast" else (None,)
     return source is not None and source.dtype.bits < node.output.dtype.bits

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.graph.core import Value
+from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.graph.row_spaces import RowSpace, space_of
-from tilewright.symbolic import Size, product
+from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
 _MOST_TENSORS = 6  # with the elements of the space that a group reads or stores
 _QUICK_SPACE = 1 << 16  # elements of a space that are read in less time than a launch takes
@@ -132,10 +133,31 @@ class _Joined:
         if made.isdisjoint(self.drafts.inputs(other)):
             return False
         rows_only = all(self._is_of_rows(self.drafts.nodes[index].output) for index in other.nodes)
-        return (other.kind == "elementwise" and rows_only) or self._is_quick()
+        joins = rows_only or self._is_repeated_for_more(other)
+        return (other.kind == "elementwise" and joins) or self._is_quick()
 
     def _is_quick(self) -> bool:
         return isinstance(self.whole, int) and self.whole <= min(_QUICK_SPACE, self.drafts.kernels.short_loop)
+
+    def _is_repeated_for_more(self, other: Draft) -> bool:
+        """Whether a group repeats numbers of rows for their elements, of which larger tensors then read one for each of
+        a line: a number for each group of channels would cut that into groups."""
+        (index, *more) = other.nodes
+        node = self.drafts.nodes[index]
+        if more or node.op != "broadcast_to":
+            return False
+        waiting, larger = [node.output], False
+        while waiting:
+            for reader in self.drafts.readers.get(waiting.pop(), ()):
+                found = self.drafts.nodes[reader]
+                if found.op == "reshape":
+                    waiting.append(found.output)
+                    continue
+                more_elements = lower_bound(product(found.output.shape)) > upper_bound(self.whole)
+                if kind_of(found.op) != "elementwise" or not more_elements:
+                    return False
+                larger = True
+        return larger
 
     def _full_tensors(self, draft: Draft) -> set[Value]:
         """The tensors with the elements of the space that a group reads or stores."""
