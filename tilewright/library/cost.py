@@ -47,13 +47,16 @@ def balance(programs: int, threads: int) -> float:
 
 
 def estimate(
-    machine: Machine, bytes_moved: Size, flops: Size, programs: Size, dtype: DType = float32, efficiency: float = 1.0
-) -> Cost:
-    """The cost of one launch of `programs` equal program instances."""
+    machine: Machine, bytes_moved: Size, flops: Size, programs: Size, dtype: DType = float32, efficiency: float = 1.0,
+    in_turns: bool = False,
+) -> Cost:  # fmt: skip
+    """The cost of one launch of `programs` equal program instances; `in_turns`: none computes while it waits for memory,
+    so that these overlap only where a processor has several of them."""
     count = max(1, expected(programs))
     used = balance(count, machine.processors)
     peak = machine.flops * machine.processors * efficiency * 4 / max(dtype.itemsize, 4)
     compute = expected(flops) / peak
     memory = expected(bytes_moved) / machine.memory
     overhead = machine.launches.kernel + ceil(count / machine.processors) * machine.launches.program
-    return Cost(bytes_moved, flops, overhead + max(compute, memory) / used)
+    alone = in_turns and count <= machine.processors
+    return Cost(bytes_moved, flops, overhead + (compute + memory if alone else max(compute, memory)) / used)

@@ -157,7 +157,20 @@ def _pad(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 
 def _joined_pixels(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """An image whose spatial dimensions are seen as one, as statistics of channels see it."""
+    """An image whose spatial dimensions are seen as one, as statistics of channels see it, or as several again."""
+    return _several_pixels(node, rewriter) if node.output.rank > 3 else _one_line(node, rewriter)
+
+
+def _several_pixels(node: Node, rewriter: GraphRewriter) -> Value | None:
+    line, shape = node.inputs[0], node.output.shape
+    source = _source(line, rewriter) if line is not None and line.rank == 3 else None
+    if line is None or source is None or shape[:2] != line.shape[:2]:
+        return None
+    image = rewriter.op("reshape", [source], shape=(shape[0], *shape[2:], shape[1]))
+    return rewriter.op("permute", [image], order=_first(len(shape)))
+
+
+def _one_line(node: Node, rewriter: GraphRewriter) -> Value | None:
     image = node.inputs[0]
     source = _source(image, rewriter)
     if image is None or source is None or image.rank < 4 or node.output.rank != 3:
@@ -201,7 +214,17 @@ def _grouped_rows(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> 
     return rewriter.op("permute", [result], order=_first(image.rank))
 
 
-def _normalized_groups(image: Value, groups: int, epsilon: float, rewriter: GraphRewriter) -> Value:
+def _channel_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """A norm of the pixels of each channel, [N, channels, spatial], where channels are last in memory."""
+    rows = node.output
+    source = _source(node.inputs[0], rewriter) if rows.rank == 3 and node.attributes["axis"] == 2 else None
+    if source is None or len([item for item in node.inputs if item is not None]) > 1:
+        return None
+    result = _normalized_groups(source, source.shape[2], node.attributes["epsilon"], rewriter)
+    return rewriter.op("permute", [result], order=_first(3))
+
+
+def _normalized_groups(image: Value, groups: Size, epsilon: float, rewriter: GraphRewriter) -> Value:
     """The norm of each group of channels of a channels-last image, by the moments of its channels.
 
     Pixels are read as they lie, once for the moments and once for the result; the variance of a group is the mean of
@@ -224,9 +247,11 @@ def _normalized_groups(image: Value, groups: int, epsilon: float, rewriter: Grap
     pixels = rewriter.op("reshape", [wide], shape=(batch, product(image.shape[1:-1]), channels))
     means = mean(pixels, 1)
     variances = mean(square(rewriter.op("subtract", [pixels, means])), 1)
-    means, variances = (rewriter.op("reshape", [item], shape=grouped) for item in (means, variances))
-    centre = mean(means, 2)
-    variance = mean(rewriter.op("add", [variances, square(rewriter.op("subtract", [means, centre]))]), 2)
+    centre, variance = (rewriter.op("reshape", [item], shape=grouped) for item in (means, variances))
+    if grouped[2] != 1:
+        means, variances = centre, variance
+        centre = mean(means, 2)
+        variance = mean(rewriter.op("add", [variances, square(rewriter.op("subtract", [means, centre]))]), 2)
     scale = rewriter.op("rsqrt", [rewriter.op("add", [variance, rewriter.number(epsilon, wide.dtype)])])
     centred = rewriter.op("subtract", [wide, of_channels(centre)])
     return rewriter.cast(rewriter.op("multiply", [centred, of_channels(scale)]), image.dtype)
@@ -275,7 +300,9 @@ def _rules(kernels: KernelFacts) -> Rules:
     rules.update({name: [_elementwise] for name, row in OPS.items() if row.kind == "elementwise"})
     for name in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"):
         rules[name] = [_reduction]
-    joined = [_joined_pixels] if kernels.rows_side_by_side else []
-    views = [partial(_grouped_rows, kernels=kernels), *joined, _shuffled]
+    views = [partial(_grouped_rows, kernels=kernels), _shuffled]
+    if kernels.rows_side_by_side:
+        views.insert(1, _joined_pixels)
+        rules["layer_norm"] = [_channel_rows]
     rules.update(permute=[_permute_cancels], concat=[_concat], pad=[_pad], reshape=views)
     return rules

@@ -19,8 +19,10 @@ from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import compute_type, language_type
+from tilewright.library.generated.sectors import covered_by, times_used
 from tilewright.library.generated.slot_functions import epilogue_function, prologue_function
 from tilewright.library.generated.source import ExtraReferences
+from tilewright.library.generated.trace import ExpressionTracer, Load, axes_of, walk
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
@@ -144,6 +146,28 @@ def divided(
     return launch(deal.kernel, {"out": out}, sizes, {**constants, **deal.constants}, deal.grid, extra, deal.threads)
 
 
+def _unused_bytes(group: Group, call: KernelCall) -> int:
+    """What is read of sectors that blocks of a kernel use in part, where it reads its rows through permutes."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source = anchor.inputs[0]
+    if not any(node.op == "permute" for node in group.prologue):
+        return 0
+    block, rows = call.constants.get("BLOCK", 1), call.constants.get("ROWS", 1)
+    covered = covered_by(source.shape, block * rows)
+    if "BLOCK_R" in call.constants:
+        after = max(anchor.attributes["axes"]) + 1
+        inner = covered_by(source.shape[after:], block)
+        covered = {after + place: extent for place, extent in inner.items()}
+        covered |= covered_by(source.shape[:after], call.constants["BLOCK_R"])
+    elements, unused = expected(product(source.shape)), 0.0
+    for item in walk(ExpressionTracer(group.prologue, {}).trace(source, axes_of(source.shape))):
+        if isinstance(item, Load) and expected(product(item.value.shape)) >= elements:
+            times = times_used(item.index, covered, item.value.dtype.itemsize)
+            unused += (times - 1) * elements * item.value.dtype.itemsize
+    return int(unused)
+
+
 def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:
     """The candidate of launches that follow each other; the one with the most programs does most of the work."""
     anchor = group.anchor
@@ -151,6 +175,7 @@ def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> 
     flops = simplify(lift(product(anchor.inputs[0].shape)) * 8 + chain_operations(group.nodes))
     moved = total_bytes(group.inputs, group.outputs, group.nodes)
     programs = max((product(call.grid) for call in calls), key=expected)
+    moved = simplify(lift(moved) + _unused_bytes(group, max(calls, key=lambda call: expected(product(call.grid)))))
     cost = estimate(target.machine(), moved, flops, programs, efficiency=0.25)
     further = (len(calls) - 1) * target.machine().launches.kernel
     cost = replace(cost, seconds=cost.seconds + further)

@@ -11,6 +11,9 @@ from tilewright.library.candidate import Candidate, Stage
 from tilewright.library.cost import Cost, estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes, total_bytes
 from tilewright.library.generated.generate import chain_name
+from tilewright.library.generated.sectors import covered_by, times_used
+from tilewright.library.generated.trace import Load
+from tilewright.library.generated.trace import walk as parts_of
 from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram
 from tilewright.library.rows.program_text import ProgramConfig, Walk, launches
@@ -25,16 +28,49 @@ class _Traffic:
     group: Group
     program: RowProgram
 
+    walk: Walk
+    config: ProgramConfig
+
     @property
     def once(self) -> Size:
-        return total_bytes(self.group.inputs, self.group.outputs, self.group.nodes)
+        """All of it once, tensors with the elements of the space by the sectors that blocks read and write."""
+        total = total_bytes(self.group.inputs, self.group.outputs, self.group.nodes)
+        for value, times in self._times().items():
+            if times > 1:
+                total = simplify(lift(total) + int(expected(tensor_bytes(value)) * (times - 1)))
+        return total
 
     @property
     def read(self) -> Size:
-        total: Size = 0
+        times, total = self._times(), lift(0)
         for value in self.program.full_loads():
-            total = simplify(lift(total) + tensor_bytes(value))
-        return total
+            more = times.get(value, 1.0)
+            total = total + (tensor_bytes(value) if more == 1 else int(expected(tensor_bytes(value)) * more))
+        return simplify(total)
+
+    def _times(self) -> dict[Value, float]:
+        """How many bytes are moved for each byte of tensors with the elements of the space."""
+        covered = self._covered()
+        found = {
+            item.value: times_used(item.index, covered, item.value.dtype.itemsize)
+            for item in self.program.stored
+            if item.is_full
+        }
+        full = set(self.program.full_loads())
+        for root in self.program.roots():
+            for item in parts_of(root):
+                if isinstance(item, Load) and item.value in full:
+                    found[item.value] = times_used(item.index, covered, item.value.dtype.itemsize)
+        return found
+
+    def _covered(self) -> dict[int, int]:
+        """How many elements a block has along each axis."""
+        covered: dict[int, int] = {}
+        for variables, elements in ((self.walk.lanes, self.config.lanes), (self.walk.columns, self.config.block)):
+            axes = [axis for variable in variables for axis in variable.axes]
+            extents = covered_by([self.program.space.shape[axis] for axis in axes], elements)
+            covered |= {axes[place]: extent for place, extent in extents.items()}
+        return covered
 
     @property
     def operations(self) -> Size:
@@ -74,14 +110,15 @@ def one_kernel(
 ) -> Candidate:
     """A program in a config; by `factor` it is ranked after others whose estimates are the same."""
     calls, temporaries = launches(program, walk, config, chain_name(group.nodes, "rows"))
-    traffic, machine = _Traffic(group, program), target.machine()
+    traffic, machine = _Traffic(group, program, walk, config), target.machine()
     again = program.levels - 1 + any(item.is_full for item in program.stored)
     if config.whole:
         moved = traffic.once
     else:  # rows are still in the L2 cache where few are on their way, or all of them fit it
         cached = config.parts == 1 or expected(traffic.read) <= machine.l2_bytes // 2
         moved = simplify(lift(traffic.once) + lift(traffic.read) * again // (3 if cached else 1))
-    cost = estimate(machine, moved, traffic.operations, calls[0].grid[0], efficiency=0.25)
+    in_turns = not (config.whole or walk.along)
+    cost = estimate(machine, moved, traffic.operations, calls[0].grid[0], efficiency=0.25, in_turns=in_turns)
     seconds = (cost.seconds + (len(calls) - 1) * machine.launches.kernel) * factor
     name = "rows at once" if config.whole else "rows in chunks" if config.parts == 1 else "rows in parts"
     reasons = {"levels": program.levels, "lanes": config.lanes, "block": config.block,

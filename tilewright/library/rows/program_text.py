@@ -528,7 +528,7 @@ def _last_config(
     """The blocks, constants and number of CTAs of a launch that only puts parts together."""
     lanes = min(config.lanes, _LAST_LANES)
     pieces = constants["PIECES"]
-    config = replace(config, lanes=lanes, threads=max(32, min(128, pieces * lanes // 8)))
+    config = replace(config, lanes=lanes, threads=max(32, min(128, pieces * lanes // 8), pieces * lanes // 32))
     strips = simplify(lift(ceil_divide(walk.lane_count, lanes)) * walk.plane_count)
     return config, {**constants, "LANES": lanes}, strips
 
