@@ -93,8 +93,8 @@ def groups_of(graph: Graph) -> list[Group]:
 
 @pytest.mark.parametrize(("kind", "groups"), [("batch", 1), ("group", 8), ("instance", 32)])
 def test_images_are_read_as_they_lie(kind: str, groups: int, rng: np.random.Generator) -> None:
-    """Once for the moments, once for the result (by one kernel where rows are the channels of an image); nothing wider than 16 bits has the elements of the image, and no
-    group but the last permutes it."""
+    """Once for the moments, once for the result (by one kernel where rows are the channels of an image); nothing wider
+    than 16 bits has the elements of the image, and none that reads it permutes it first."""
     graph = normed(kind, float16, (4, 32, 128, 130), groups, rng)
     found = groups_of(graph)
     whole = 4 * 32 * 128 * 130

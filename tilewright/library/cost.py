@@ -50,8 +50,10 @@ def estimate(
     machine: Machine, bytes_moved: Size, flops: Size, programs: Size, dtype: DType = float32, efficiency: float = 1.0,
     in_turns: bool = False,
 ) -> Cost:  # fmt: skip
-    """The cost of one launch of `programs` equal program instances; `in_turns`: none computes while it waits for memory,
-    so that these overlap only where a processor has several of them."""
+    """The cost of one launch of `programs` equal program instances.
+
+    `in_turns`: none computes while it waits for memory, so that these overlap only where a processor has several.
+    """
     count = max(1, expected(programs))
     used = balance(count, machine.processors)
     peak = machine.flops * machine.processors * efficiency * 4 / max(dtype.itemsize, 4)

@@ -185,8 +185,8 @@ def _one_line(node: Node, rewriter: GraphRewriter) -> Value | None:
 def _grouped_rows(node: Node, rewriter: GraphRewriter, kernels: KernelFacts) -> Value | None:
     """A norm of groups of channels, whose rows are [N, groups, channels * spatial].
 
-    Rows that a kernel has as a whole become [N, groups, spatial, channels]: the order inside of a row does not matter to
-    the norm, and neighbours in memory stay neighbours.  Of others, and where few channels of a pixel would be read
+    Rows that a kernel has as a whole become [N, groups, spatial, channels]: the order inside of a row does not matter
+    to the norm, and neighbours in memory stay neighbours.  Of others, and where few channels of a pixel would be read
     alone, the moments are those of channels first (`_normalized_groups`).
     """
     norm = rewriter.producer(node.inputs[0], "layer_norm")
