@@ -42,11 +42,12 @@ class _Traffic:
 
     @property
     def read(self) -> Size:
-        times, total = self._times(), lift(0)
+        total: Size = 0
+        times = self._times()
         for value in self.program.full_loads():
-            more = times.get(value, 1.0)
-            total = total + (tensor_bytes(value) if more == 1 else int(expected(tensor_bytes(value)) * more))
-        return simplify(total)
+            whole, more = tensor_bytes(value), times.get(value, 1.0)
+            total = simplify(lift(total) + (whole if more == 1 else int(expected(whole) * more)))
+        return total
 
     def _times(self) -> dict[Value, float]:
         """How many bytes are moved for each byte of tensors with the elements of the space."""
