@@ -249,3 +249,22 @@ def test_few_channels_in_rows_of_pixels(
     monkeypatch.setattr("tilewright.library.convolution.simt.candidates.hopper_rows", preferred_rows)
     graph = model(rng, batch, size, 3, 24, residual=pixels == 4, **attributes)
     check(graph, rng, (2,) if batch == 2 else (1, 3), f"hopper convolution, {pixels} pixels a row")
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "attributes", "pixels", "batch"),
+    [
+        ((10, 14), 24, window(3), 4, "batch"),
+        ((9, 19), 40, window((4, 5), stride=2), 8, 2),
+        ((7, 12), 16, window((3, 5), pad=(2, 0)), 8, 2),
+        ((9, 16), 8, window(3, pad=1), 4, 2),
+    ],
+)
+def test_narrow_pixels_in_rows(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, size: Any, channels: int,
+    attributes: Any, pixels: int, batch: int | str,
+) -> None:  # fmt: skip
+    """As they lie where windows stay within lines, else in a copy."""
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.hopper_rows", preferred_rows)
+    graph = model(rng, batch, size, channels, 24, **attributes)
+    check(graph, rng, (2,) if batch == 2 else (1, 3), f"hopper convolution, {pixels} pixels a row")

@@ -98,23 +98,42 @@ def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target
     return fits and aligned and product(stored.shape) == product(out.shape)
 
 
+def has_narrow_rows(anchor: Node, x: Value, w: Value) -> bool:
+    """Whether a pixel's channels are less than tensor copies take at once, of windows that neighbours share; or they are
+    copied anyway."""
+    channels = w.shape[1]
+    assert isinstance(channels, int)
+    whole = anchor.attributes["groups"] == 1 and x.rank == 4 and x.dtype.itemsize > 1
+    shared = whole and _window(w)[1] > anchor.attributes["strides"][1]
+    return is_padded(x, w) or (shared and channels * x.dtype.itemsize < _COPIED_ROW)
+
+
 def hopper_rows(group: Group, moves: Moves, graph: Graph, target: Target) -> list[Candidate]:
-    """The Hopper convolution of an image of few channels with as many pixels of a line as one row as tensor copies
-    take at once."""
+    """The Hopper convolution of an image of few channels with several pixels of a line as one row: of a copy as many as
+    tensor copies take at once, of the image as it lies any number."""
     anchor, x, w = convolution_of(group)
-    columns = w.shape[0]
+    columns, copied = w.shape[0], is_padded(x, w) or _has_edges(anchor)
     assert isinstance(columns, int)
+    found: list[Candidate] = []
     for pixels in (8, 4, 2):
         row = _Runs.of(anchor, x, w, pixels).length * x.dtype.itemsize
         whole = divides(pixels, anchor.output.shape[2])
-        if not whole or row > _COPIED_ROW or columns * pixels > _MOST_ROW_COLUMNS:
+        if not whole or (copied and row > _COPIED_ROW) or columns * pixels > _MOST_ROW_COLUMNS:
             continue
         folded = in_rows_of_pixels(group, pixels)
         try:
-            return hopper_candidates(folded, moves, graph, epilogue_slots(folded, graph), target, pixels)
+            slots = epilogue_slots(folded, graph)
         except NotImplementedError:
-            return []
-    return []
+            return found
+        found += hopper_candidates(folded, moves, graph, slots, target, pixels, copied)
+        if copied:
+            break
+    return found
+
+
+def _has_edges(anchor: Node) -> bool:
+    """Whether windows reach over the ends of lines."""
+    return any(anchor.attributes["padding"][1])
 
 
 def hopper_candidates(
@@ -134,7 +153,12 @@ def hopper_candidates(
         return []
     stages: tuple[Stage, ...] = ()
     temporaries: tuple[Value, ...] = ()
-    if not is_padded(x, w) and not runs:
+    if not is_padded(x, w) and not runs and pixels > 1:
+        if w not in graph.constants or anchor.attributes["dilation"][1] != 1:
+            return []
+        image, stages, temporaries = _runs_as_they_lie(anchor, x, w, pixels), moves.stages, moves.temporaries
+        weights = PackedConstant(w, runs_recipe(channels, 1, image.channels, pixels, anchor.attributes["strides"][1]))
+    elif not is_padded(x, w) and not runs:
         packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
         weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
         image = _direct_image(anchor, x, w, groups)
@@ -239,6 +263,20 @@ def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
     return _Image(
         x, (images, height, width, channels), (image_step, line_step, channels, 1), sizes, channels // groups,
         kernel, steps, (top, left), dilation,
+    )  # fmt: skip
+
+
+def _runs_as_they_lie(anchor: Node, x: Value, w: Value, pixels: int) -> _Image:
+    """The image, of whose lines `pixels` windows side by side are one pixel; they do not reach over the ends."""
+    direct = _direct_image(anchor, x, w, 1)
+    (kernel_y, kernel_x), (step_y, step_x) = _window(w), anchor.attributes["strides"]
+    channels = direct.channels
+    run = (kernel_x + (pixels - 1) * step_x) * channels
+    images, height, width = anchor.output.shape[:3]
+    return replace(
+        direct, shape=(*direct.shape[:2], width, run), sizes=(images, height, width), channels=run,
+        strides=(*direct.strides[:2], pixels * step_x * channels, 1), kernel=(kernel_y, 1), stride=(step_y, 1),
+        pad=(direct.pad[0], 0), dilation=(direct.dilation[0], 1),
     )  # fmt: skip
 
 

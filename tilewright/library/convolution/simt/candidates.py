@@ -20,6 +20,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.hopper.candidates import (
+    has_narrow_rows,
     has_short_rows,
     hopper_candidates,
     hopper_rows,
@@ -70,7 +71,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         found = gpu_depthwise(group, slots, weights.operand, target)
         return [preceded_by(moves, preceded_by(weights, candidate)) for candidate in found]
     copied = hopper_candidates(group, moves, graph, slots, target)
-    if copied and is_padded(x, w):
+    if copied and has_narrow_rows(anchor, x, w):
         copied += hopper_rows(group, moves, graph, target)
     if copied and has_short_rows(anchor, x, w, target):
         copied += hopper_candidates(group, moves, graph, slots, target, runs=True)
