@@ -99,8 +99,8 @@ def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target
 
 
 def has_narrow_rows(anchor: Node, x: Value, w: Value) -> bool:
-    """Whether a pixel's channels are less than tensor copies take at once, of windows that neighbours share; or they are
-    copied anyway."""
+    """Whether a pixel's channels are less than tensor copies take at once, and neighbours' windows share pixels; or
+    they are copied anyway."""
     channels = w.shape[1]
     assert isinstance(channels, int)
     whole = anchor.attributes["groups"] == 1 and x.rank == 4 and x.dtype.itemsize > 1
