@@ -156,8 +156,7 @@ def hopper_candidates(
     if not is_padded(x, w) and not runs and pixels > 1:
         if w not in graph.constants or anchor.attributes["dilation"][1] != 1:
             return []
-        image, stages, temporaries = _runs_as_they_lie(anchor, x, w, pixels), moves.stages, moves.temporaries
-        weights = PackedConstant(w, runs_recipe(channels, 1, image.channels, pixels, anchor.attributes["strides"][1]))
+        (image, weights), stages, temporaries = _as_they_lie(anchor, x, w, pixels), moves.stages, moves.temporaries
     elif not is_padded(x, w) and not runs:
         packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
         weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
@@ -266,18 +265,20 @@ def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
     )  # fmt: skip
 
 
-def _runs_as_they_lie(anchor: Node, x: Value, w: Value, pixels: int) -> _Image:
-    """The image, of whose lines `pixels` windows side by side are one pixel; they do not reach over the ends."""
+def _as_they_lie(anchor: Node, x: Value, w: Value, pixels: int) -> tuple[_Image, PackedConstant]:
+    """The image, of whose lines `pixels` windows side by side are one pixel, with the weights to it; windows do not
+    reach over the ends."""
     direct = _direct_image(anchor, x, w, 1)
     (kernel_y, kernel_x), (step_y, step_x) = _window(w), anchor.attributes["strides"]
     channels = direct.channels
     run = (kernel_x + (pixels - 1) * step_x) * channels
     images, height, width = anchor.output.shape[:3]
-    return replace(
+    image = replace(
         direct, shape=(*direct.shape[:2], width, run), sizes=(images, height, width), channels=run,
         strides=(*direct.strides[:2], pixels * step_x * channels, 1), kernel=(kernel_y, 1), stride=(step_y, 1),
         pad=(direct.pad[0], 0), dilation=(direct.dilation[0], 1),
     )  # fmt: skip
+    return image, PackedConstant(w, runs_recipe(channels, 1, run, pixels, step_x))
 
 
 def _window(w: Value) -> tuple[int, int]:
