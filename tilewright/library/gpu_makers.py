@@ -26,7 +26,7 @@ from tilewright.library.recurrent.portable import recurrent_candidates
 from tilewright.library.reduce.simt import gpu_reduction
 from tilewright.library.rows.problem import ROW_OPERATIONS
 from tilewright.library.rows.simt import gpu_rows
-from tilewright.library.rows.simt_program import gpu_row_program
+from tilewright.library.rows.simt_program import gpu_row_program, gpu_rows_by_memory
 from tilewright.library.sort.simt import gpu_sorting
 from tilewright.library.vendor import library_candidates
 from tilewright.targets.base import Target
@@ -44,7 +44,7 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 def _reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
     maker = gpu_rows if group.anchor.op in ROW_OPERATIONS else gpu_reduction
-    return maker(group, graph, target)
+    return [*maker(group, graph, target), *gpu_rows_by_memory(group, graph, target)]
 
 
 def _excitation(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:

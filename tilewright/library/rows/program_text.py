@@ -36,7 +36,7 @@ from tilewright.library.generated.trace import ElementwiseOperation, Expression,
 from tilewright.library.reduce.kernel import combine, reduce_axis
 from tilewright.library.rows import program_kernel
 from tilewright.library.rows.program import MOMENTS, POWERS, RowProgram, RowReduction
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 
 _EARLY_ELEMENTS = 24  # elements of a thread up to which what there is of each column is loaded with the rows
 _LAST_LANES = 8  # of a CTA that only puts parts together
@@ -69,8 +69,8 @@ class Walk:
         return product([variable.extent for variable in self.columns])
 
 
-def walk_of(program: RowProgram, narrow: int) -> Walk:
-    """The loop variables; kept ones after the last reduced one are lanes by themselves from `narrow` elements on."""
+def _variables(program: RowProgram) -> tuple[tuple[LoopVariable, ...], tuple[LoopVariable, ...], bool]:
+    """The kept loop variables, the reduced ones, and whether the last one is reduced."""
     axes = program.space.axes
     indices = [item.index for item in program.stored] + expression_indices(program.roots(), program.tracer)
     shape = program.space.shape
@@ -79,7 +79,29 @@ def walk_of(program: RowProgram, narrow: int) -> Walk:
     variables = merge_axes(shape, indices, frozenset(fixed))
     columns = tuple(variable for variable in variables if variable.axes[-1] in axes)
     outer = tuple(variable for variable in variables if variable.axes[-1] not in axes)
-    if variables[-1] in columns:
+    return outer, columns, variables[-1] in columns
+
+
+def walk_by_memory(program: RowProgram, narrow: int) -> Walk | None:
+    """The loop variables where neighbours in memory are elements of different rows, which are lanes then, at least
+    `narrow` of them; None where each row lies together, as far as that can be told."""
+    outer, columns, along = _variables(program)
+    loads = [item for root in program.roots() for item in walk(root) if isinstance(item, Load)]
+    whole = upper_bound(product(program.space.shape))
+    full = [item.index for item in loads if lower_bound(product(item.value.shape)) >= whole]
+    if not along or any(index.coefficient(columns[-1].axes[-1]) == 1 for index in full):
+        return None
+    for variable in outer:
+        near = [index for index in full if index.coefficient(variable.axes[-1]) == 1]
+        if near and isinstance(variable.extent, int) and variable.extent >= narrow:
+            return Walk(tuple(other for other in outer if other is not variable), (variable,), columns, False)
+    return None
+
+
+def walk_of(program: RowProgram, narrow: int) -> Walk:
+    """The loop variables; kept ones after the last reduced one are lanes by themselves from `narrow` elements on."""
+    outer, columns, along = _variables(program)
+    if along:
         return Walk((), outer, columns, True)
     last = outer[-1].extent
     if isinstance(last, int) and last < narrow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, isqrt
 
@@ -16,10 +17,11 @@ from tilewright.library.reduce.simt_config import LEAST_CTA_THREADS, MOST_CTA_TH
 from tilewright.library.reduce.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
-from tilewright.library.rows.program_text import ProgramConfig, Walk, walk_of
+from tilewright.library.rows.program_text import ProgramConfig, Walk, walk_by_memory, walk_of
 from tilewright.library.rows.simt_config import row_config
 from tilewright.targets.base import Target
 
+NARROWEST_LANES = 8  # rows that are neighbours in memory and worth a block across them: 16 bytes
 NARROWEST_LINE = 32  # kept elements in a row of memory that are lanes by themselves
 WHOLE_ROW_ELEMENTS = 32768  # elements of all tensors that a CTA holds of whole rows
 WHOLE_COLUMN_ELEMENTS = 16384  # elements of all tensors that a CTA holds of whole columns
@@ -50,6 +52,44 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         for config in _long_configs(joined, long, target, in_registers)
         if config.parts == 1 or safe
     ]
+    configs += _by_memory(single, joined, target, safe)
+    return [*found, *_candidates(group, configs, target)]
+
+
+def gpu_rows_by_memory(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of one row operation that reads its rows across memory: neighbouring ones in one CTA."""
+    if not any(node.op == "permute" for node in group.prologue):
+        return []
+    try:
+        single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
+    except NotImplementedError:
+        return []
+    safe = not _reads_what_rows_update(joined, graph)
+    return _candidates(group, _by_memory(single, joined, target, safe), target)
+
+
+def _by_memory(
+    single: RowProgram, joined: RowProgram, target: Target, safe: bool
+) -> list[tuple[RowProgram, Walk, ProgramConfig]]:
+    """The configs of programs whose rows are neighbours in memory; `safe`: several CTAs may share a row."""
+    whole, long = walk_by_memory(single, NARROWEST_LANES), walk_by_memory(joined, NARROWEST_LANES)
+    if whole is None or long is None:
+        return []
+    configs = [(single, whole, config) for config in _whole_configs(single, whole, target)]
+    in_registers = bool(configs)
+    configs += [
+        (joined, long, config)
+        for config in _long_configs(joined, long, target, in_registers)
+        if config.parts == 1 or safe
+    ]
+    return configs
+
+
+def _candidates(
+    group: Group, configs: Sequence[tuple[RowProgram, Walk, ProgramConfig]], target: Target
+) -> list[Candidate]:
+    """Programs in their configs, and those with other numbers of threads."""
+    found: list[Candidate] = []
     divided = 0
     for program, loops, config in configs:
         divided += config.parts > 1
