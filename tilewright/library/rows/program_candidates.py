@@ -52,6 +52,8 @@ class _Traffic:
     def _times(self) -> dict[Value, float]:
         """How many bytes are moved for each byte of tensors with the elements of the space."""
         covered = self._covered()
+        if not self.config.threads:  # on CPUs caches have what neighbouring rows share
+            return {}
         found = {
             item.value: times_used(item.index, covered, item.value.dtype.itemsize)
             for item in self.program.stored
