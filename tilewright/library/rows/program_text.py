@@ -11,7 +11,7 @@ A CTA (an instance) has `lanes` kept elements and walks what is reduced for them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -306,19 +306,39 @@ class _LaunchWriter:
         """Walk the CTA's columns for the reductions of a level; their results over these columns."""
         items = [item for item in self.program.reductions if item.level == level]
         names = {item: self._states(item) for item in items}
-        start, stop = self._bounds()
+        start, _ = self._bounds()
         self._hoist([item.expression for item in items])
-        inner = self.writer.forked()
-        inner.lines += self._column(inner, "start")
         bits = max((item.dtype.bits for item in items if item.kind == MOMENTS), default=0)
-        if bits:
-            inner.lines.append(f"inverse = 1.0 / ((start - {start}) // BLOCK + 1).to(tl.float{bits})")
-        for item in items:
-            self._step(inner, item, names[item])
+
+        def steps(inner: _RowWriter) -> None:
+            if bits:
+                inner.lines.append(f"inverse = 1.0 / ((start - {start}) // BLOCK + 1).to(tl.float{bits})")
+            for item in items:
+                self._step(inner, item, names[item])
+
+        self._loop(steps)
+        return [(item, self._combine_lanes(item, names[item])) for item in items]
+
+    def _loop(self, body: Callable[[_RowWriter], None]) -> None:
+        """Blocks of columns one after the other; across memory, where few other instructions hide those of masks, all
+        but the last one without."""
+        start, stop = self._bounds()
+        if self.column_masked and not self.walk.along:
+            self.lines.append(f"whole = {start} + ({stop} - {start}) // BLOCK * BLOCK")
+            self.column_masked = False
+            self._blocks(body, start, "whole")
+            self.column_masked, start = True, "whole"
+        self._blocks(body, start, stop)
+
+    def _blocks(self, body: Callable[[_RowWriter], None], start: str, stop: str) -> None:
+        inner = self.writer.forked()
+        if not self.column_masked:
+            inner.own_column_mask, inner.mask = "", "mask" if inner.row_mask else ""
+        inner.lines += self._column(inner, "start")
+        body(inner)
         self.writer.joined(inner)
         self.lines.append(f"for start in range({start}, {stop}, BLOCK):")
         self.lines += [f"    {line}" for line in inner.lines]
-        return [(item, self._combine_lanes(item, names[item])) for item in items]
 
     def _states(self, item: RowReduction) -> list[str]:
         """Define what lanes keep of a reduction."""
@@ -452,13 +472,7 @@ class _LaunchWriter:
             self._store_block(self.writer, stored)
             return
         self._hoist([item.expression for item in stored])
-        inner = self.writer.forked()
-        inner.lines += self._column(inner, "start")
-        self._store_block(inner, stored)
-        start, stop = self._bounds()
-        self.writer.joined(inner)
-        self.lines.append(f"for start in range({start}, {stop}, BLOCK):")
-        self.lines += [f"    {line}" for line in inner.lines]
+        self._loop(lambda inner: self._store_block(inner, stored))
 
     def _store_block(self, writer: _RowWriter, stored: Sequence[Any]) -> None:
         texts = [writer.stored(item.value, item.expression) for item in stored]
