@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import check
-from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
+from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.generated.index import Index, coordinate
@@ -101,6 +102,25 @@ def test_rows_across_memory_are_neighbours_in_a_block() -> None:
     best = choose(found)
     assert best.name == "rows at once" and best.reasons["lanes"] == 64
     assert max(expected(candidate.cost.bytes) for candidate in found) > 4 * expected(best.cost.bytes)
+
+
+@pytest.mark.parametrize(("dtype", "threads"), [(float16, 256), (float32, 512)])
+def test_blocks_across_rows(dtype: DType, threads: int) -> None:
+    """Four vectors of 16 bytes to a thread, and only the last block of each part is masked."""
+    b = GraphBuilder("moments")
+    x = b.op("cast", [b.input("x", dtype, (4, 50001, 64))], dtype=float32)
+    mean = b.op("reduce_mean", [x], axes=(1,), keepdims=True)
+    difference = b.op("subtract", [x, mean])
+    b.output(mean, "mean")
+    b.output(b.op("reduce_mean", [b.op("multiply", [difference, difference])], axes=(1,), keepdims=True), "variance")
+    graph = optimize(b.finish())
+    (group,) = fuse(graph, GPU.kernels).groups
+    best = choose(candidates(group, graph, GPU))
+    assert best.name == "rows in parts" and best.reasons["threads"] == threads
+    kernel = best.stages[0].calls[0].kernel
+    assert isinstance(kernel, JITFunction)
+    loops = [line for line in kernel.source.splitlines() if "for start in range" in line]
+    assert [loop.split("range")[1] for loop in loops] == ["(first, whole, BLOCK):", "(whole, stop, BLOCK):"]
 
 
 @pytest.mark.parametrize(
