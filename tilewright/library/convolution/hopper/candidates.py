@@ -265,7 +265,7 @@ def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
     )  # fmt: skip
 
 
-def _as_they_lie(anchor: Node, x: Value, w: Value, pixels: int) -> tuple[_Image, PackedConstant]:
+def _as_they_lie(anchor: Node, x: Value, w: Value, pixels: int) -> tuple[_Image, Operand]:
     """The image, of whose lines `pixels` windows side by side are one pixel, with the weights to it; windows do not
     reach over the ends."""
     direct = _direct_image(anchor, x, w, 1)
