@@ -6,6 +6,9 @@ then sink through elementwise ops, pools, reductions, concats and pads until the
 images of one row, so that kernels know two spatial dimensions only.  What is left are permutes at the region's
 borders.  Kernels prefer this layout: the channels of a pixel are one dense row, so a convolution is a
 sum of matrix products.
+
+Statistics of channels (batch, group and instance norms) are of columns then: where the target has kernels for
+neighbouring rows together, each pixel's channels are read side by side, and those of a group meet as few numbers.
 """
 
 from __future__ import annotations
