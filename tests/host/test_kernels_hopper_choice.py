@@ -10,6 +10,7 @@ import pytest
 from tilewright import dtypes
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.fuse import fuse
+from tilewright.library.epilogue import function_instructions
 from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.choice import (
@@ -168,3 +169,15 @@ def test_a_bias_and_an_activation_take_one_multiply_add() -> None:
     for epilogue in (engine, arrays):
         assert "gelu_of_half(tl.fma(acc, 0.5, 0.5 * " in epilogue.function.source
     assert engine.cost == arrays.cost
+
+
+def test_functions_without_an_activation_count_as_the_instructions_that_they_are() -> None:
+    b = GraphBuilder("mish")
+    x, w = b.input("x", dtypes.float16, (2048, 512)), b.constant(np.ones((512, 1024), dtypes.float16.numpy))
+    y = b.op("matmul", [x, w])
+    b.output(b.op("multiply", [b.op("tanh", [b.op("log", [b.op("exp", [y])])]), y]))
+    graph = b.finish()
+    (group,) = fuse(graph).groups
+    cost = epilogue_slots(group, graph).rounded(1024).epilogue.cost
+    assert cost.activations == 0 and cost.instructions >= 60
+    assert function_instructions({"add": 3, "exp": 2, "log": 1}) == 44

@@ -10,6 +10,7 @@ activation, residual, gate (`docs/internals/kernels.md`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +24,12 @@ from tilewright.language.function import SourceFunction
 # Instructions for an element.  ptxas 13.5 writes, for sm_90a, 1 to 2.3 for an operand by column, 3.7 to 5.9 for one by
 # element, and 6 for gelu, of which one takes as long as eight.
 _OF_ACTIVATION, _OF_LINE, _OF_ELEMENT, _OF_EXACT_ACTIVATION = 9, 2, 5, 50
+# Of functions that no activation stands for: PTX for sm_90a, an instruction that takes as long as eight counted so.
+_OF_FUNCTION = {
+    "exp": 9, "exp2": 9, "log": 26, "tanh": 30, "erf": 29, "sqrt": 8, "rsqrt": 8, "reciprocal": 16, "divide": 16,
+    "sin": 99, "cos": 99, "atan": 44, "atan2": 60, "asin": 44, "acos": 44, "power": 46, "remainder": 35,
+    "floor_divide": 35, "erfinv": 60, "erfc": 60, "lgamma": 80,
+}  # fmt: skip
 
 
 @tilewright.jit
@@ -61,12 +68,17 @@ def block_promotion(scale_a: int, scale_b: int, a_stride: int, b_stride: int, ro
     return promote
 
 
+def function_instructions(counts: Mapping[str, int]) -> int:
+    """The instructions of so many functions of each name; of others, a few each, none."""
+    return sum(_OF_FUNCTION.get(name, 0) * count for name, count in counts.items())
+
+
 @dataclass(frozen=True)
 class EpilogueCost:
     """What an epilogue does for an element of the result, by which kernels and their configs are chosen.
 
     `column_loads` and `row_loads` are operands with a number for each column or row, `element_loads` those with one for
-    each element.  `bare`: nothing follows the sums; `gated`: two columns make one; `blocks`: sums are promoted block by
+    each element, `functions` the instructions of those that are no activations.  `bare`: nothing follows the sums; `gated`: two columns make one; `blocks`: sums are promoted block by
     block.
     """
 
@@ -77,17 +89,19 @@ class EpilogueCost:
     bare: bool = False
     gated: bool = False
     blocks: bool = False
+    functions: int = 0
 
     @property
     def instructions(self) -> int:
         """Instructions for an element."""
         lines = self.column_loads + self.row_loads
-        return _OF_ACTIVATION * self.activations + _OF_LINE * lines + _OF_ELEMENT * self.element_loads
+        loads = _OF_LINE * lines + _OF_ELEMENT * self.element_loads
+        return _OF_ACTIVATION * self.activations + loads + self.functions
 
     @property
     def exact_instructions(self) -> int:
         """The same where activations are exact, as plain kernels have them."""
-        return _OF_EXACT_ACTIVATION * self.activations
+        return _OF_EXACT_ACTIVATION * self.activations + self.functions
 
 
 @dataclass(frozen=True)

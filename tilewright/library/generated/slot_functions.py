@@ -12,7 +12,7 @@ from tilewright.graph.core import Node, Value
 from tilewright.language.function import SourceFunction
 from tilewright.launch.jit import JITFunction
 from tilewright.library.activations import ACTIVATIONS
-from tilewright.library.epilogue import Epilogue, EpilogueCost
+from tilewright.library.epilogue import Epilogue, EpilogueCost, function_instructions
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.generate import (
     chain_name,
@@ -177,10 +177,12 @@ def _written(
     name = chain_name(nodes, "identity")
     parameters = ["acc", "row", "column", "mask", "extra", *(["residual"] if residual is not None else [])]
     source = source_text(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
-    activations = sum(writer.work[op] for op, each in ACTIVATIONS.items() if each.of_half)
+    halved = {op for op, each in ACTIVATIONS.items() if each.of_half}
+    activations = sum(writer.work[op] for op in halved)
+    functions = function_instructions({op: count for op, count in writer.work.items() if op not in halved})
     bare = text == "acc" and not (lines or writer.lines)
     work = writer.work
-    cost = EpilogueCost(work["by column"], work["by element"], activations, work["by row"], bare)
+    cost = EpilogueCost(work["by column"], work["by element"], activations, work["by row"], bare, functions=functions)
     return Epilogue(function_from_source(name, source, value.dtype if rounded else None), cost)
 
 
