@@ -78,8 +78,8 @@ class EpilogueCost:
     """What an epilogue does for an element of the result, by which kernels and their configs are chosen.
 
     `column_loads` and `row_loads` are operands with a number for each column or row, `element_loads` those with one for
-    each element, `functions` the instructions of those that are no activations.  `bare`: nothing follows the sums; `gated`: two columns make one; `blocks`: sums are promoted block by
-    block.
+    each element; `functions` are the instructions of functions that are no activations.  `bare`: nothing follows the
+    sums; `gated`: two columns make one; `blocks`: sums are promoted block by block.
     """
 
     column_loads: int = 0
