@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -218,3 +220,33 @@ def test_torch_compile_with_results_on_the_host(caplog: pytest.LogCaptureFixture
             assert found.device == want.device and found.stride() == want.stride()
             torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
     assert "stays with PyTorch" not in caplog.text
+
+
+def test_a_captured_graph_outlives_the_compiled_model(seed: int) -> None:
+    """The graph has the memory of its call, also when the model is no more, and gives it back when it is no more."""
+    from tilewright.runtime.cuda import graph_references
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 512))
+    model = model.to("cuda", torch.bfloat16).eval()
+    x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        compiled = torch.compile(model, backend="tilewright")
+        expected = compiled(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = compiled(x)
+        del compiled
+        torch._dynamo.reset()
+        gc.collect()
+        others = [torch.full((1 << 26,), 7.0, device="cuda") for _ in range(4)]
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+    assert graph_references._references
+    del graph, others
+    end = time.monotonic() + 5
+    while graph_references._references and time.monotonic() < end:  # the driver tells on a thread of its own
+        time.sleep(0.01)
+        graph_references.release()
+    assert not graph_references._references

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import json
 import random
 import struct
@@ -51,8 +52,12 @@ Graph = list[tuple[Work, frozenset[int]]]  # kernels, each with the numbers of t
 class Capture:
     """A graph that streams are captured into: `tails` are the kernels that the next one of a stream comes behind."""
 
+    numbers = itertools.count(1)
+
     def __init__(self, stream: int) -> None:
+        self.number = next(self.numbers)
         self.nodes: Graph = []
+        self.owned: list[tuple[int, int]] = []  # user objects: what their destructors are called with, and these
         self.tails: dict[int, frozenset[int]] = {stream: frozenset()}
 
     def add(self, stream: int, work: Work) -> None:
@@ -153,6 +158,19 @@ class Driver:
 
     def _cuStreamIsCapturing(self, stream: int) -> int:
         return int(stream in self.captured)
+
+    def _cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+        capture = self.captured[stream]
+        return 0, 1, capture.number, capture, [], [], 0
+
+    def _cuUserObjectCreate(self, value: int, destructor: int, references: int, flags: int) -> tuple[Any, ...]:
+        assert (references, flags) == (1, 1)
+        return 0, (value, destructor)
+
+    def _cuGraphRetainUserObject(self, graph: Capture, user: tuple[int, int], count: int, flags: int) -> tuple[int]:
+        assert (count, flags) == (1, 1)
+        graph.owned.append(user)
+        return (0,)
 
     def _cuStreamBeginCapture(self, stream: int, mode: Any) -> tuple[int]:
         self.captured[stream] = Capture(stream)
@@ -357,6 +375,7 @@ _NONE = Resources(0, 0, 0, 0, 0, 0)
 
 
 def _modules() -> list[types.ModuleType]:
-    from tilewright.runtime.cuda import branches, graphs, streams, tables, timing
+    from tilewright.runtime.cuda import branches, graph_references, graphs, streams, tables, timing
 
-    return [branches, drivers, devices, graphs, memory, session, staging, streams, tables, timing, trials]
+    own = [branches, graph_references, graphs, memory, session, staging, streams, tables, timing, trials]
+    return [drivers, devices, *own]

@@ -19,6 +19,7 @@ from tilewright.runtime.cuda.branches import Branches
 from tilewright.runtime.cuda.device import Device, primary_context
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.extern import extern_start
+from tilewright.runtime.cuda.graph_references import retain
 from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
 from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.launches import Binder, Launch, chosen_launch, place_of
@@ -170,7 +171,6 @@ class CudaSession:
         with self.device.active():
             call = self._bind(inputs, out, like)
             launches = self._launches_for(call)
-            stream = call.stream
             if key is not None and not any(item.copied for item in call.owners):
                 self._torch_stream = streams.current_stream(streams.TORCH)
                 self._repeats.remember(key, call.values, call.binding.output_shapes)
@@ -178,15 +178,7 @@ class CudaSession:
                 track_updates(self._shapes.updated(inputs, out))
             with _Ordered(self, call):
                 self._copy_in(call)
-                if is_capturing(stream):
-                    self._enqueue(launches, stream, call.addresses)
-                else:
-                    self.graphs.launch(
-                        call.values,
-                        tuple(call.addresses),
-                        stream,
-                        lambda capture: self._enqueue(launches, capture, call.addresses),
-                    )
+                self._launch(call, launches)
                 self._copy_out(call)
             return call.results
 
@@ -206,10 +198,7 @@ class CudaSession:
         with self._lock, self.device.active():
             launches = self._launches_for(call)
             with _Ordered(self, call):
-                self.graphs.launch(
-                    call.values, tuple(call.addresses), call.stream,
-                    lambda capture: self._enqueue(launches, capture, call.addresses),
-                )  # fmt: skip
+                self._launch(call, launches)
 
     def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
         """Milliseconds of every step, run by run, by events between the kernels of the plan's graph."""
@@ -226,6 +215,17 @@ class CudaSession:
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """The symbols' values for these inputs. Raises `ShapeError` and `InputError`."""
         return dict(zip(self.plan.symbols, self._shapes.symbols(self._bind_inputs(inputs)), strict=True))
+
+    def _launch(self, call: _Call, launches: Sequence[Launch]) -> None:
+        """Run a call on its stream, as a graph, or as part of the one that its stream is captured into."""
+        if is_capturing(call.stream):
+            self._enqueue(launches, call.stream, call.addresses)
+            retain(call.stream, (self._binder, self._weight_memory, *self._arena.memory, *self._tables.memory))
+            return
+        self.graphs.launch(
+            call.values, tuple(call.addresses), call.stream,
+            lambda capture: self._enqueue(launches, capture, call.addresses),
+        )  # fmt: skip
 
     def _enqueue(self, launches: Sequence[Launch], stream: int, addresses: Sequence[int]) -> None:
         self._branches.enqueue(launches, stream, addresses)

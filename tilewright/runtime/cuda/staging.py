@@ -32,6 +32,11 @@ class DeviceBuffer:
         """0 while it is empty."""
         return 0 if self._memory is None else self._memory.address
 
+    @property
+    def memory(self) -> list[DeviceArray]:
+        """What it has now, for graphs that refer to it."""
+        return [] if self._memory is None else [self._memory]
+
     def reserve(self, size: int) -> None:
         """Have room for `size` bytes; the old memory is freed, and must not be in use. Raises `DeviceError`."""
         if size > self.bytes:

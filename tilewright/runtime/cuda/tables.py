@@ -32,6 +32,11 @@ class DeviceTables:
             self._entries[key] = (self._copied(table), int(table.shape[-1]))
         return self._entries[key]
 
+    @property
+    def memory(self) -> list[DeviceArray]:
+        """What the tables are in now, for graphs that refer to them."""
+        return list(self._arrays)
+
     def clear(self) -> None:
         """Give all tables up; nothing that reads one may be running."""
         self._entries.clear()
