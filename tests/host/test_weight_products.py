@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from tilewright.library import packing
 from tilewright.library.candidate import PackedConstant
 from tilewright.library.matmul.dequantized import MOST_LINES, lines_of
 from tilewright.library.select import candidates, choose
+from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.library_facts import CPU_KERNELS
 
@@ -158,6 +160,19 @@ def test_4_bits_lie_in_words_where_vectors_have_256_bits(
     assert stored.nbytes == -(-200 // width) * width * 192 // 2
     again = packing.invert(codes.recipe, stored, matrix.codes.shape)
     np.testing.assert_array_equal(again.view(np.uint8), matrix.codes.view(np.uint8))
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(int4, 1), (int4, 4), (int8, 3)], ids=str)
+def test_numbers_of_few_rows_are_operands_of_products(
+    dtype: DType, rows: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Where a broadcast takes a shuffle, which a weight that is widened takes as well."""
+    matrix = random_matrix(rng, dtype, 128, 256, 64)
+    with settings.scope(dump_directory=tmp_path, always_compile=True):
+        build(product_of(matrix, bfloat16, rows), CPUTarget.named("znver4"))
+    (assembly,) = [path.read_text() for path in tmp_path.glob("tw_few_rows*.s")]
+    multiplied = re.findall(r"vfmadd.*\{1to16\}", assembly)
+    assert multiplied and "vbroadcastss" not in assembly
 
 
 def engine_constants(graph: Graph) -> dict[str, np.ndarray]:

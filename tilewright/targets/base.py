@@ -109,6 +109,11 @@ class Target(Protocol):
         ...
 
     @property
+    def shuffles_broadcasts(self) -> bool:
+        """Whether copying a number from memory to all lanes takes a shuffle, but none as the operand of a product."""
+        ...
+
+    @property
     def l2_bytes(self) -> int:
         """The L2 cache: of a CPU's core, of all of a GPU."""
         ...

@@ -7,7 +7,7 @@ the caches, and multiply floats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 from typing import Any
 
@@ -30,7 +30,7 @@ MOST_LINES = 128  # of a panel, that are widened at once
 _WORD_STEPS = 8  # of the depth in a word of 4-bit numbers
 _WORD_VECTOR = 256  # bits of a vector, from which on words are widened in fewer instructions than bytes
 _WIDENED = 1024  # numbers of rows that a program makes float32 of
-_CHAINS = 4  # sums of a panel that hide how long one addition takes
+_CHAINS = 4  # sums of a row that hide how long one addition takes; as many of all rows do
 _SHARERS = 4  # programs for each thread, which are not all equally fast
 # Rows at most, rows of a program, panels of it (0: the kernel of few rows).
 _ROW_CONFIGS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 4), (64, 64, 4), (1 << 62, 128, 4))
@@ -77,9 +77,11 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
-    first, widened = _widened(x, weights, target)
-    made = [_call(widened, weights, slots, rows, columns, config, target, last)
-            for config, last in _configs_of(simplify(rows), _configs(x, weights, target))]  # fmt: skip
+    configs = _configs(x, weights, target)
+    first, widened = _widened(x, weights, target, configs)
+    reads_floats = not weights.in_pairs and target.dot_rate(x.dtype) <= 1
+    made = [_call(widened if not config[2] or reads_floats else x, weights, slots, rows, columns, config, target, last)
+            for config, last in _configs_of(simplify(rows), configs)]  # fmt: skip
     calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
     buffers += (widened,) if first else ()
     elements = simplify(lift(rows) * columns)
@@ -154,18 +156,30 @@ def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tup
     return [(config, number == count) for number, config in enumerate(configs[:count], 1)]
 
 
-def _widened(x: Value, weights: _Weights, target: Target) -> tuple[tuple[Stage, ...], Value]:
-    """Rows as float32, and the stage that makes them: each program of few rows reads all numbers one by one, and
-    widening one takes as long as multiplying it by a panel."""
-    if x.dtype.bits != 16 or weights.in_pairs or target.dot_rate(x.dtype) > 1:
+def _widened(
+    x: Value, weights: _Weights, target: Target, configs: Sequence[tuple[int, int, int]]
+) -> tuple[tuple[Stage, ...], Value]:  # fmt: skip
+    """Rows of 16 bits as float32, and the stage that makes them: each program of few rows reads all numbers one by one,
+    and widening one takes as long as multiplying it by a panel.  Many rows are read as they are where products of 16
+    bits are faster than those of float32."""
+    if x.dtype.bits != 16:
         return (), x
-    elements, wide = product(x.shape), Value(f"{x.name}.floats", float32, x.shape)
+    rows, shape = simplify(product(x.shape[:-1])), x.shape
+    most = None
+    if weights.in_pairs or target.dot_rate(x.dtype) > 1:
+        most = max(at_most for at_most, _, neighbours in configs if not neighbours)
+        if isinstance(rows, int) and rows > most:
+            return (), x
+        shape = x.shape if isinstance(rows, int) else (most, x.shape[-1])
+    elements, wide = product(x.shape), Value(f"{x.name}.floats", float32, shape)
     constants: dict[str, Any] = {"BLOCK": _WIDENED, "MASK": not divides(_WIDENED, elements)}
     operands: dict[str, Operand] = {"x": x, "out": wide}
     types: dict[str, str] = {}
     bind_sizes({"elements": elements}, operands, types, constants)
-    grid = (ceil_divide(elements, _WIDENED), 1, 1)
-    return (Stage((KernelCall(rows_as_floats, operands, types, constants, grid),)),), wide
+    call = KernelCall(rows_as_floats, operands, types, constants, (ceil_divide(elements, _WIDENED), 1, 1))
+    if most is None or isinstance(rows, int):
+        return (Stage((call,)),), wide
+    return (Stage((replace(call, condition=(rows, most)), replace(call, grid=(0, 1, 1)))),), wide
 
 
 def _rows_at_once(rows: Size, most: int) -> int:
@@ -196,6 +210,9 @@ def _call(
     operands: dict[str, Operand] = {
         "x": x, "w": weights.codes, "scales": weights.scales, "zeros": weights.zeros, "out": slots.stored
     }  # fmt: skip
+    # A number that one product alone reads is its operand; for two vectors it would be shuffled into a register.
+    lanes = width // 2 if target.shuffles_broadcasts else width
+    chains = max(1, min(_CHAINS, _CHAINS * width // lanes // at_once))
     across, numbers = panels, None
     if neighbours:
         across = _sharers(ceil_divide(panels, neighbours), target)
@@ -211,11 +228,10 @@ def _call(
         operands["numbers"] = numbers = Value(name, multiplied, (programs, neighbours * lines * width))
     elif weights.in_words:
         kernel = few_rows_of_words
-        constants |= {"CHAINS": max(1, _CHAINS // at_once), "LOOKUP": weights.looked_up}
+        constants |= {"LANES": lanes, "CHAINS": chains, "LOOKUP": weights.looked_up}
     else:
         kernel = few_rows
-        constants |= {"BITS": weights.bits, "HALF": lines}
-        constants["CHAINS"] = gcd(min(group, lines), max(1, _CHAINS // at_once))
+        constants |= {"BITS": weights.bits, "HALF": lines, "LANES": lanes, "CHAINS": gcd(min(group, lines), chains)}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)

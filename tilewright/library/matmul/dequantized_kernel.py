@@ -80,22 +80,30 @@ def one_part(codes, PART: tl.constexpr, BITS: tl.constexpr):
 
 @tilewright.jit
 def add_products(sums, x, step, rows, weights, x_row, ROWS: tl.constexpr, WHOLE: tl.constexpr):
-    """`sums` of each row plus its element at `step` times `weights`; rows beyond the last are read as the last."""
+    """`sums` of each row plus its element at `step` times `weights`; rows beyond the last are read as the last.
+
+    An element is loaded for all lanes, so where it is multiplied: loads of scalars come first in a pass of a loop, and
+    none that comes before a prefetch can be an instruction's operand.
+    """
     found = ()
     for row in tl.static_range(ROWS):
         place = row
         if not WHOLE:
             place = tl.minimum(row, rows - 1)
-        found = found + (sums[row] + tl.load(x + place * x_row + step).to(tl.float32) * weights,)
+        elements = tl.load(x + place * x_row + step + tl.zeros(weights.shape, tl.int32))
+        found = found + (sums[row] + elements.to(tl.float32) * weights,)
     return found
 
 
 @tilewright.jit
-def no_sums(ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Zeros for each row."""
+def no_sums(SETS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """Zeros for each row, so many sets of them."""
     found = ()
-    for _ in tl.static_range(ROWS):
-        found = found + (tl.zeros((WIDTH,), tl.float32),)
+    for _ in tl.static_range(SETS):
+        rows = ()
+        for _ in tl.static_range(ROWS):
+            rows = rows + (tl.zeros((LANES,), tl.float32),)
+        found = found + (rows,)
     return found
 
 
@@ -112,59 +120,61 @@ def sum_of_chains(sums, chains, scale, ROWS: tl.constexpr, CHAINS: tl.constexpr)
 
 
 @tilewright.jit
-def store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-               MASK_M: tl.constexpr, MASK_N: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+def store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH: tl.constexpr, LANES: tl.constexpr,
+               ROWS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """Store `ROWS` rows of a panel's columns with what follows the product."""
-    column = panel * WIDTH + tl.arange(0, WIDTH)
-    mask = within(column, columns, MASK_N)
-    for row in tl.static_range(ROWS):
-        stored = mask
-        if MASK_M:
-            stored = and_masks(mask, first + row < rows)
-        output_row = first.to(tl.int64) + row
-        result = EPILOGUE(sums[row], output_row, column, stored, extra)
-        tl.store(out + output_row * c_row + column, result, mask=stored)
+    for part in tl.static_range(WIDTH // LANES):
+        column = panel * WIDTH + part * LANES + tl.arange(0, LANES)
+        mask = within(column, columns, MASK_N)
+        for row in tl.static_range(ROWS):
+            stored = mask
+            if MASK_M:
+                stored = and_masks(mask, first + row < rows)
+            output_row = first.to(tl.int64) + row
+            result = EPILOGUE(sums[part][row], output_row, column, stored, extra)
+            tl.store(out + output_row * c_row + column, result, mask=stored)
 
 
 @tilewright.jit
 def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
-             GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr,
-             ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, CHAINS: tl.constexpr = 1,
-             EPILOGUE: tl.constexpr = identity):  # fmt: skip
-    """`ROWS` rows by a panel, sums of a group in registers; those of one row are `CHAINS` that do not wait for each
-    other.  Grid: (blocks of rows, panels)."""
+             GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+             ZERO: tl.constexpr, ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
+             CHAINS: tl.constexpr = 1, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """`ROWS` rows by a panel, sums of a group and of `LANES` columns in registers: for each row `CHAINS` that do not
+    wait for each other.  Grid: (blocks of rows, panels)."""
     parts: tl.constexpr = 8 // BITS
     run: tl.constexpr = GROUP if GROUP < HALF else HALF
     first = tl.program_id(0) * ROWS
     panel = tl.program_id(1)
-    lane = tl.arange(0, WIDTH)
     groups = depth // GROUP
-    base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8) + lane
+    base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8)
     x = x + first.to(tl.int64) * x_row
     last = rows - first
-    sums = no_sums(ROWS, WIDTH)
+    sums = no_sums(WIDTH // LANES, ROWS, LANES)
     for begin in range(0, depth, HALF * parts):
         for part in tl.static_range(parts):
             for line in range(0, HALF, run):
                 start = begin + part * HALF + line
-                codes = base + (begin // parts + line) * WIDTH
-                place = (panel * groups + start // GROUP) * WIDTH + lane
-                zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
-                chains = ()
-                for _ in tl.static_range(CHAINS):
-                    chains = chains + (no_sums(ROWS, WIDTH),)
-                for step in range(0, run, CHAINS):
-                    found = ()
-                    for chain in tl.static_range(CHAINS):
-                        stored = tl.load(codes + (step + chain) * WIDTH, cache_modifier=".cs")
-                        numbers = one_part(stored, part, BITS)
-                        weights = centred(numbers, zero, BITS, ZERO, ZEROS)
-                        found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
-                                                      ROWS, not MASK_M),)  # fmt: skip
-                    chains = found
-                scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
-                sums = sum_of_chains(sums, chains, scale, ROWS, CHAINS)
-    store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, ROWS, MASK_M, MASK_N, EPILOGUE)
+                total = ()
+                for across in tl.static_range(WIDTH // LANES):
+                    lane = across * LANES + tl.arange(0, LANES)
+                    codes = base + (begin // parts + line) * WIDTH + lane
+                    place = (panel * groups + start // GROUP) * WIDTH + lane
+                    zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
+                    chains = no_sums(CHAINS, ROWS, LANES)
+                    for step in range(0, run, CHAINS):
+                        found = ()
+                        for chain in tl.static_range(CHAINS):
+                            stored = tl.load(codes + (step + chain) * WIDTH, cache_modifier=".cs")
+                            numbers = one_part(stored, part, BITS)
+                            weights = centred(numbers, zero, BITS, ZERO, ZEROS)
+                            found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
+                                                          ROWS, not MASK_M),)  # fmt: skip
+                        chains = found
+                    scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+                    total = total + (sum_of_chains(sums[across], chains, scale, ROWS, CHAINS),)
+                sums = total
+    store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, LANES, ROWS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit
@@ -191,40 +201,41 @@ def word_zero(zeros, place, ZEROS: tl.constexpr):
 
 @tilewright.jit
 def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, GROUP: tl.constexpr,
-                      WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
-                      MASK_M: tl.constexpr, MASK_N: tl.constexpr, LOOKUP: tl.constexpr, CHAINS: tl.constexpr = 1,
-                      EPILOGUE: tl.constexpr = identity):  # fmt: skip
-    """`ROWS` rows by a panel, sums of a group in registers: for each row `CHAINS` that do not wait for each other.
-    Grid: (blocks of rows, panels)."""
+                      WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr,
+                      ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, LOOKUP: tl.constexpr,
+                      CHAINS: tl.constexpr = 1, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """`ROWS` rows by a panel, sums of a group and of `LANES` columns in registers: for each row `CHAINS` that do not
+    wait for each other.  Grid: (blocks of rows, panels)."""
     first = tl.program_id(0) * ROWS
     panel = tl.program_id(1)
-    lane = tl.arange(0, WIDTH)
     table = (tl.arange(0, 16) - ZERO).to(tl.float32)
     groups = depth // GROUP
-    base = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH) + lane
+    base = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH)
     x = x + first.to(tl.int64) * x_row
     last = rows - first
-    sums = no_sums(ROWS, WIDTH)
+    sums = no_sums(WIDTH // LANES, ROWS, LANES)
     for group in range(0, groups):
-        place = (panel * groups + group) * WIDTH + lane
-        zero = word_zero(zeros, place, ZEROS)
-        chains = ()
-        for _ in tl.static_range(CHAINS):
-            chains = chains + (no_sums(ROWS, WIDTH),)
-        for start in range(group * GROUP, group * GROUP + GROUP, 8):
-            words = tl.load(base + start // 8 * WIDTH, cache_modifier=".cs")
-            for step in tl.static_range(0, 8, CHAINS):
-                found = ()
-                for chain in tl.static_range(CHAINS):
-                    weights = number_at(table, words, step + chain, ZERO, LOOKUP)
-                    if zero is not None:
-                        weights = weights - zero
-                    found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row, ROWS,
-                                                  not MASK_M),)  # fmt: skip
-                chains = found
-        scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
-        sums = sum_of_chains(sums, chains, scale, ROWS, CHAINS)
-    store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, ROWS, MASK_M, MASK_N, EPILOGUE)
+        total = ()
+        for across in tl.static_range(WIDTH // LANES):
+            lane = across * LANES + tl.arange(0, LANES)
+            place = (panel * groups + group) * WIDTH + lane
+            zero = word_zero(zeros, place, ZEROS)
+            chains = no_sums(CHAINS, ROWS, LANES)
+            for start in range(group * GROUP, group * GROUP + GROUP, 8):
+                words = tl.load(base + start // 8 * WIDTH + lane, cache_modifier=".cs")
+                for step in tl.static_range(0, 8, CHAINS):
+                    found = ()
+                    for chain in tl.static_range(CHAINS):
+                        weights = number_at(table, words, step + chain, ZERO, LOOKUP)
+                        if zero is not None:
+                            weights = weights - zero
+                        found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
+                                                      ROWS, not MASK_M),)  # fmt: skip
+                    chains = found
+            scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+            total = total + (sum_of_chains(sums[across], chains, scale, ROWS, CHAINS),)
+        sums = total
+    store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, LANES, ROWS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit

@@ -185,6 +185,11 @@ class CPUTarget:
         return 16 if self.is_x86 and self.vector_bits == 512 else 0
 
     @property
+    def shuffles_broadcasts(self) -> bool:
+        """Whether copying a number from memory to all lanes takes a shuffle, but none as the operand of a product."""
+        return self.cpu == "znver4" and self.vector_bits == 512
+
+    @property
     def rounds_to_bytes(self) -> bool:
         """Whether vectors of float32 become integers, and these bytes that saturate, by one instruction each."""
         return self.is_x86 and self.vector_bits == 512

@@ -56,6 +56,7 @@ class NvidiaTarget:
     tensor_alignment = 16
     largest_grid = LARGEST_GRID
     vector_bits = vector_registers = table_lanes = 0  # threads have numbers of their own
+    shuffles_broadcasts = False
     compiles_quickly = quick = False
     reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
 
