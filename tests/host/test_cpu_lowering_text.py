@@ -202,6 +202,27 @@ def test_small_tables_are_in_a_register():
         assert (" and " in text) == (instructions == 0)  # which bits of an index count is a matter of the instruction
 
 
+def test_products_of_halves_of_words_are_added_in_pairs():
+    """Where the CPU has the instruction; not of other halves, nor of words of two kinds."""
+
+    @tilewright.jit
+    def added(x, y, out, BITS: tl.constexpr, MASK: tl.constexpr):
+        i = tl.arange(0, 32)
+        left, right = tl.load(x + i), tl.load(y + i)
+        high = tl.fma((left & MASK).to(tl.float32, bitcast=True), (right & MASK).to(tl.float32, bitcast=True),
+                      tl.load(out + i))  # fmt: skip
+        low = [(words << BITS).to(tl.float32, bitcast=True) for words in (left, right)]
+        tl.store(out + i, tl.fma(low[0], low[1], high))
+
+    types, pairs = {"x": "*u32", "y": "*u32", "out": "*f32"}, CPUTarget.named("znver4")
+    for target, bits, mask, count in (
+        (pairs, 16, 0xFFFF0000, 2), (pairs, 15, 0xFFFF0000, 0), (pairs, 16, 0xFFFE0000, 0), (SERVER, 16, 0xFFFF0000, 0),
+    ):  # fmt: skip
+        kernel = lowered(traced(added, types, {"BITS": bits, "MASK": mask}, tuple(types)), target)
+        assert len(re.findall(r"call .*dpbf16ps\.512", instance(kernel))) == count
+        assert ("subnormal" in kernel.explanation()) == (count > 0)
+
+
 def test_streaming_stores_ask_for_addresses_of_one_register():
     """Two registers may be stored at once; arrays that begin at half of that must stream all the same."""
     constants = {"MODIFIER": ".cs", "ORDERED": False, "BLOCK": 1024}

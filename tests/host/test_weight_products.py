@@ -162,17 +162,21 @@ def test_4_bits_lie_in_words_where_vectors_have_256_bits(
     np.testing.assert_array_equal(again.view(np.uint8), matrix.codes.view(np.uint8))
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [(int4, 1), (int4, 4), (int8, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rows_dtype", "rows"),
+    [(int4, float32, 1), (int8, float32, 3), (int4, bfloat16, 4), (int8, bfloat16, 2)],
+    ids=str,
+)
 def test_numbers_of_few_rows_are_operands_of_products(
-    dtype: DType, rows: int, rng: np.random.Generator, tmp_path: Path
+    dtype: DType, rows_dtype: DType, rows: int, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """Where a broadcast takes a shuffle, which a weight that is widened takes as well."""
     matrix = random_matrix(rng, dtype, 128, 256, 64)
     with settings.scope(dump_directory=tmp_path, always_compile=True):
-        build(product_of(matrix, bfloat16, rows), CPUTarget.named("znver4"))
+        build(product_of(matrix, rows_dtype, rows), CPUTarget.named("znver4"))
     (assembly,) = [path.read_text() for path in tmp_path.glob("tw_few_rows*.s")]
-    multiplied = re.findall(r"vfmadd.*\{1to16\}", assembly)
-    assert multiplied and "vbroadcastss" not in assembly
+    instruction = "vdpbf16ps" if rows_dtype == bfloat16 else "vfmadd"
+    assert re.search(instruction + r".*\{1to16\}", assembly) and "vbroadcastss" not in assembly
 
 
 def engine_constants(graph: Graph) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ the caches, and multiply floats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, gcd, prod
 from typing import Any
 
@@ -40,14 +40,13 @@ _CONFIGS_OF_8_BITS = (
     (64, 6, 0),
     _ROW_CONFIGS[-1],
 )
-# Sums of pairs take half the time, so that a few rows pay for storing and reading again what was widened.
-_CONFIGS_OF_8_BITS_IN_PAIRS = (*_ROW_CONFIGS[:2], (4, 4, 0), *_ROW_CONFIGS[3:])
-# So do 4 bits that are looked up: a vector of weights takes two instructions for all rows, and one more for each.
+# Two steps of the depth take a multiply-add for each row, and widening three to six instructions for all of them.
+_CONFIGS_IN_PAIRS = (*_ROW_CONFIGS[:2], (4, 4, 0), (64, 8, 0), _ROW_CONFIGS[-1])
+# 4 bits that are looked up: a vector of weights takes two instructions for all rows, and one more for each.
 _FEW_ROWS_OF_WORDS = ((1, 1, 0), (2, 2, 0), (4, 4, 0))
 _CONFIGS_OF_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 8, 0), *_ROW_CONFIGS[4:])
 _CONFIGS_OF_COMPUTED_WORDS = (*_FEW_ROWS_OF_WORDS, (32, 6, 0), *_ROW_CONFIGS[4:])  # with 16 registers
 _CONFIGS_OF_WORDS_IN_16_BITS = (*_FEW_ROWS_OF_WORDS, (16, 8, 0), *_ROW_CONFIGS[4:])
-_CONFIGS_OF_WORDS_IN_PAIRS = (*_FEW_ROWS_OF_WORDS, *_ROW_CONFIGS[4:])
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _Weights:
     lines: int  # of a panel, of one step of the depth or of two in 4 bits each, that are widened at once
     in_words: bool  # eight numbers of 4 bits to a word
     looked_up: bool  # which are picked from a table in a register
-    in_pairs: bool  # many rows multiply numbers that lie in pairs along the depth
+    in_pairs: bool  # rows are bfloat16, of which two steps of the depth are multiplied at once
 
 
 def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -77,11 +76,9 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
-    configs = _configs(x, weights, target)
-    first, widened = _widened(x, weights, target, configs)
-    reads_floats = not weights.in_pairs and target.dot_rate(x.dtype) <= 1
-    made = [_call(widened if not config[2] or reads_floats else x, weights, slots, rows, columns, config, target, last)
-            for config, last in _configs_of(simplify(rows), configs)]  # fmt: skip
+    first, widened = _widened(x, weights, target)
+    made = [_call(widened, weights, slots, rows, columns, config, target, last)
+            for config, last in _configs_of(simplify(rows), _configs(x, weights, target))]  # fmt: skip
     calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
     buffers += (widened,) if first else ()
     elements = simplify(lift(rows) * columns)
@@ -136,15 +133,15 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
 
 def _configs(x: Value, weights: _Weights, target: Target) -> Sequence[tuple[int, int, int]]:
     """The kernels for all numbers of rows."""
+    if weights.in_pairs:
+        return _CONFIGS_IN_PAIRS
     if weights.in_words and not weights.looked_up:
         return _CONFIGS_OF_COMPUTED_WORDS
     if weights.in_words:
-        if weights.in_pairs:
-            return _CONFIGS_OF_WORDS_IN_PAIRS
         return _CONFIGS_OF_WORDS_IN_16_BITS if target.dot_rate(x.dtype) > 1 else _CONFIGS_OF_WORDS
     if weights.bits == 4 or target.dot_rate(x.dtype) > 1:
         return _ROW_CONFIGS
-    return _CONFIGS_OF_8_BITS_IN_PAIRS if weights.in_pairs else _CONFIGS_OF_8_BITS
+    return _CONFIGS_OF_8_BITS
 
 
 def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:
@@ -156,30 +153,18 @@ def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tup
     return [(config, number == count) for number, config in enumerate(configs[:count], 1)]
 
 
-def _widened(
-    x: Value, weights: _Weights, target: Target, configs: Sequence[tuple[int, int, int]]
-) -> tuple[tuple[Stage, ...], Value]:  # fmt: skip
-    """Rows of 16 bits as float32, and the stage that makes them: each program of few rows reads all numbers one by one,
-    and widening one takes as long as multiplying it by a panel.  Many rows are read as they are where products of 16
-    bits are faster than those of float32."""
-    if x.dtype.bits != 16:
+def _widened(x: Value, weights: _Weights, target: Target) -> tuple[tuple[Stage, ...], Value]:
+    """Rows as float32, and the stage that makes them: each program of few rows reads all numbers one by one, and
+    widening one takes as long as multiplying it by a panel."""
+    if x.dtype.bits != 16 or weights.in_pairs or target.dot_rate(x.dtype) > 1:
         return (), x
-    rows, shape = simplify(product(x.shape[:-1])), x.shape
-    most = None
-    if weights.in_pairs or target.dot_rate(x.dtype) > 1:
-        most = max(at_most for at_most, _, neighbours in configs if not neighbours)
-        if isinstance(rows, int) and rows > most:
-            return (), x
-        shape = x.shape if isinstance(rows, int) else (most, x.shape[-1])
-    elements, wide = product(x.shape), Value(f"{x.name}.floats", float32, shape)
+    elements, wide = product(x.shape), Value(f"{x.name}.floats", float32, x.shape)
     constants: dict[str, Any] = {"BLOCK": _WIDENED, "MASK": not divides(_WIDENED, elements)}
     operands: dict[str, Operand] = {"x": x, "out": wide}
     types: dict[str, str] = {}
     bind_sizes({"elements": elements}, operands, types, constants)
-    call = KernelCall(rows_as_floats, operands, types, constants, (ceil_divide(elements, _WIDENED), 1, 1))
-    if most is None or isinstance(rows, int):
-        return (Stage((call,)),), wide
-    return (Stage((replace(call, condition=(rows, most)), replace(call, grid=(0, 1, 1)))),), wide
+    grid = (ceil_divide(elements, _WIDENED), 1, 1)
+    return (Stage((KernelCall(rows_as_floats, operands, types, constants, grid),)),), wide
 
 
 def _rows_at_once(rows: Size, most: int) -> int:
@@ -228,10 +213,12 @@ def _call(
         operands["numbers"] = numbers = Value(name, multiplied, (programs, neighbours * lines * width))
     elif weights.in_words:
         kernel = few_rows_of_words
-        constants |= {"LANES": lanes, "CHAINS": chains, "LOOKUP": weights.looked_up}
+        constants |= {"LANES": lanes, "CHAINS": chains, "LOOKUP": weights.looked_up, "PAIRS": weights.in_pairs}
     else:
         kernel = few_rows
-        constants |= {"BITS": weights.bits, "HALF": lines, "LANES": lanes, "CHAINS": gcd(min(group, lines), chains)}
+        steps = min(group, lines) // (2 if weights.in_pairs else 1)
+        constants |= {"BITS": weights.bits, "HALF": lines, "LANES": lanes, "CHAINS": gcd(steps, chains)}
+        constants["PAIRS"] = weights.in_pairs
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)

@@ -96,6 +96,38 @@ def add_products(sums, x, step, rows, weights, x_row, ROWS: tl.constexpr, WHOLE:
 
 
 @tilewright.jit
+def add_pairs(sums, x, step, rows, pairs, x_row, ROWS: tl.constexpr, WHOLE: tl.constexpr):
+    """As `add_products`, of two elements from `step` on and words of two bfloat16: x are words of two as well."""
+    found = ()
+    for row in tl.static_range(ROWS):
+        place = row
+        if not WHOLE:
+            place = tl.minimum(row, rows - 1)
+        elements = tl.load(x + (place * x_row + step >> 1) + tl.zeros(pairs.shape, tl.int32))
+        added = tl.fma(upper_half(pairs), upper_half(elements), sums[row])
+        found = found + (tl.fma(lower_half(pairs), lower_half(elements), added),)
+    return found
+
+
+@tilewright.jit
+def upper_half(words):
+    """float32 of bfloat16 in the upper half of words."""
+    return (words & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@tilewright.jit
+def lower_half(words):
+    """float32 of bfloat16 in the lower half of words."""
+    return (words << 16).to(tl.float32, bitcast=True)
+
+
+@tilewright.jit
+def packed_pair(low, high):
+    """Words of two bfloat16, of float32 that are such numbers."""
+    return low.to(tl.uint32, bitcast=True) >> 16 | high.to(tl.uint32, bitcast=True)
+
+
+@tilewright.jit
 def no_sums(SETS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     """Zeros for each row, so many sets of them."""
     found = ()
@@ -136,19 +168,30 @@ def store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH: tl.c
 
 
 @tilewright.jit
+def first_row(x, row, x_row, PAIRS: tl.constexpr):
+    """Where a row begins, with `PAIRS` in words of two elements."""
+    begin = x + row.to(tl.int64) * x_row
+    if PAIRS:
+        begin = begin.to(tl.pointer_type(tl.uint32), bitcast=True)
+    return begin
+
+
+@tilewright.jit
 def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
              GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-             ZERO: tl.constexpr, ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
+             ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
              CHAINS: tl.constexpr = 1, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`ROWS` rows by a panel, sums of a group and of `LANES` columns in registers: for each row `CHAINS` that do not
-    wait for each other.  Grid: (blocks of rows, panels)."""
+    wait for each other.  Rows of bfloat16 with `PAIRS` are multiplied two steps at a time.
+    Grid: (blocks of rows, panels)."""
     parts: tl.constexpr = 8 // BITS
+    steps: tl.constexpr = 2 if PAIRS else 1
     run: tl.constexpr = GROUP if GROUP < HALF else HALF
     first = tl.program_id(0) * ROWS
     panel = tl.program_id(1)
     groups = depth // GROUP
     base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8)
-    x = x + first.to(tl.int64) * x_row
+    x = first_row(x, first, x_row, PAIRS)
     last = rows - first
     sums = no_sums(WIDTH // LANES, ROWS, LANES)
     for begin in range(0, depth, HALF * parts):
@@ -159,19 +202,27 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
                 for across in tl.static_range(WIDTH // LANES):
                     lane = across * LANES + tl.arange(0, LANES)
                     codes = base + (begin // parts + line) * WIDTH + lane
-                    place = (panel * groups + start // GROUP) * WIDTH + lane
-                    zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
+                    scaled = (panel * groups + start // GROUP) * WIDTH + lane
+                    zero = load_zero(zeros, scaled, None, BITS, ZERO, ZEROS)
                     chains = no_sums(CHAINS, ROWS, LANES)
-                    for step in range(0, run, CHAINS):
+                    for step in range(0, run, CHAINS * steps):
                         found = ()
-                        for chain in tl.static_range(CHAINS):
+                        for chain in tl.static_range(0, CHAINS * steps, steps):
                             stored = tl.load(codes + (step + chain) * WIDTH, cache_modifier=".cs")
-                            numbers = one_part(stored, part, BITS)
-                            weights = centred(numbers, zero, BITS, ZERO, ZEROS)
-                            found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
-                                                          ROWS, not MASK_M),)  # fmt: skip
+                            weights = centred(one_part(stored, part, BITS), zero, BITS, ZERO, ZEROS)
+                            place = start + step + chain
+                            before = chains[chain // steps]
+                            if PAIRS:
+                                other = tl.load(codes + (step + chain + 1) * WIDTH, cache_modifier=".cs")
+                                odd = centred(one_part(other, part, BITS), zero, BITS, ZERO, ZEROS)
+                                pairs = packed_pair(weights, odd)
+                                found = found + (add_pairs(before, x, place, last, pairs, x_row, ROWS, not MASK_M),)
+                            else:
+                                found = found + (
+                                    add_products(before, x, place, last, weights, x_row, ROWS, not MASK_M),
+                                )
                         chains = found
-                    scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+                    scale = tl.load(scales + scaled, cache_modifier=".cs").to(tl.float32)
                     total = total + (sum_of_chains(sums[across], chains, scale, ROWS, CHAINS),)
                 sums = total
     store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, LANES, ROWS, MASK_M, MASK_N, EPILOGUE)
@@ -200,46 +251,74 @@ def word_zero(zeros, place, ZEROS: tl.constexpr):
 
 
 @tilewright.jit
+def weight_at(table, words, zero, STEP: tl.constexpr, ZERO: tl.constexpr, LOOKUP: tl.constexpr):
+    """`number_at` less a zero point, where there is one."""
+    number = number_at(table, words, STEP, ZERO, LOOKUP)
+    if zero is not None:
+        number = number - zero
+    return number
+
+
+@tilewright.jit
+def pair_at(table, words, zero, STEP: tl.constexpr, ZERO: tl.constexpr, LOOKUP: tl.constexpr):
+    """Words of two bfloat16: the integers of two of the eight steps, less a zero point where there is one."""
+    if LOOKUP and zero is None:
+        bits = table.to(tl.uint32, bitcast=True)
+        low = tl.gather(bits >> 16, (words >> 4 * STEP) & 15, 0)
+        pair = low | tl.gather(bits, (words >> 4 * STEP + 4) & 15, 0)
+    else:
+        pair = packed_pair(weight_at(table, words, zero, STEP, ZERO, LOOKUP),
+                           weight_at(table, words, zero, STEP + 1, ZERO, LOOKUP))  # fmt: skip
+    return pair
+
+
+@tilewright.jit
 def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, GROUP: tl.constexpr,
                       WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr,
-                      ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, LOOKUP: tl.constexpr,
-                      CHAINS: tl.constexpr = 1, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+                      ZEROS: tl.constexpr, PAIRS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
+                      LOOKUP: tl.constexpr, CHAINS: tl.constexpr = 1,
+                      EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`ROWS` rows by a panel, sums of a group and of `LANES` columns in registers: for each row `CHAINS` that do not
-    wait for each other.  Grid: (blocks of rows, panels)."""
+    wait for each other.  Rows of bfloat16 with `PAIRS` are multiplied two steps at a time.
+    Grid: (blocks of rows, panels)."""
+    steps: tl.constexpr = 2 if PAIRS else 1
     first = tl.program_id(0) * ROWS
     panel = tl.program_id(1)
     table = (tl.arange(0, 16) - ZERO).to(tl.float32)
     groups = depth // GROUP
     base = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH)
-    x = x + first.to(tl.int64) * x_row
+    x = first_row(x, first, x_row, PAIRS)
     last = rows - first
     sums = no_sums(WIDTH // LANES, ROWS, LANES)
     for group in range(0, groups):
         total = ()
         for across in tl.static_range(WIDTH // LANES):
             lane = across * LANES + tl.arange(0, LANES)
-            place = (panel * groups + group) * WIDTH + lane
-            zero = word_zero(zeros, place, ZEROS)
+            scaled = (panel * groups + group) * WIDTH + lane
+            zero = word_zero(zeros, scaled, ZEROS)
             chains = no_sums(CHAINS, ROWS, LANES)
             for start in range(group * GROUP, group * GROUP + GROUP, 8):
                 words = tl.load(base + start // 8 * WIDTH + lane, cache_modifier=".cs")
-                for step in tl.static_range(0, 8, CHAINS):
+                for step in tl.static_range(0, 8, CHAINS * steps):
                     found = ()
-                    for chain in tl.static_range(CHAINS):
-                        weights = number_at(table, words, step + chain, ZERO, LOOKUP)
-                        if zero is not None:
-                            weights = weights - zero
-                        found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
-                                                      ROWS, not MASK_M),)  # fmt: skip
+                    for chain in tl.static_range(0, CHAINS * steps, steps):
+                        place = start + step + chain
+                        before = chains[chain // steps]
+                        if PAIRS:
+                            pairs = pair_at(table, words, zero, step + chain, ZERO, LOOKUP)
+                            found = found + (add_pairs(before, x, place, last, pairs, x_row, ROWS, not MASK_M),)
+                        else:
+                            weights = weight_at(table, words, zero, step + chain, ZERO, LOOKUP)
+                            found = found + (add_products(before, x, place, last, weights, x_row, ROWS, not MASK_M),)
                     chains = found
-            scale = tl.load(scales + place, cache_modifier=".cs").to(tl.float32)
+            scale = tl.load(scales + scaled, cache_modifier=".cs").to(tl.float32)
             total = total + (sum_of_chains(sums[across], chains, scale, ROWS, CHAINS),)
         sums = total
     store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH, LANES, ROWS, MASK_M, MASK_N, EPILOGUE)
 
 
 @tilewright.jit
-def upper_half(number, ROUNDED: tl.constexpr):
+def rounded_half(number, ROUNDED: tl.constexpr):
     """bfloat16 of float32 in the upper half of a word; codes of 8 bits need no rounding.
 
     The product with 2^16 + 1 drops the bits that bfloat16 lacks (Veltkamp's splitting): numbers are below 2^111.
@@ -282,18 +361,9 @@ def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GR
     if PAIRS:
         odd = widened(w, scales, zeros, panel, begin, depth, BITS, GROUP, HALF, WIDTH, ZERO, ZEROS, PART, 1, 2, SCALED)
         words = numbers.to(tl.pointer_type(tl.uint32), bitcast=True)
-        tl.store(words + place, upper_half(found, SCALED) >> 16 | upper_half(odd, SCALED))
+        tl.store(words + place, rounded_half(found, SCALED) >> 16 | rounded_half(odd, SCALED))
     else:
         tl.store(numbers + place, found.to(numbers.dtype.element_ty))
-
-
-@tilewright.jit
-def scaled_at(table, words, zero, scale, STEP: tl.constexpr, ZERO: tl.constexpr, LOOKUP: tl.constexpr):
-    """float32 of the weights of one of the eight steps."""
-    number = number_at(table, words, STEP, ZERO, LOOKUP)
-    if zero is not None:
-        number = number - zero
-    return number * scale
 
 
 @tilewright.jit
@@ -313,12 +383,12 @@ def widen_words(w, scales, zeros, numbers, panel, begin, depth, GROUP: tl.conste
         zero = word_zero(zeros, place + line // GROUP * WIDTH, ZEROS)
         if PAIRS:
             for step in tl.static_range(0, 8, 2):
-                low = upper_half(scaled_at(table, words, zero, scale, step, ZERO, LOOKUP), True)
-                high = upper_half(scaled_at(table, words, zero, scale, step + 1, ZERO, LOOKUP), True)
+                low = rounded_half(weight_at(table, words, zero, step, ZERO, LOOKUP) * scale, True)
+                high = rounded_half(weight_at(table, words, zero, step + 1, ZERO, LOOKUP) * scale, True)
                 tl.store(pairs + (line + step) // 2 * WIDTH, low >> 16 | high)
         else:
             for step in tl.static_range(8):
-                found = scaled_at(table, words, zero, scale, step, ZERO, LOOKUP)
+                found = weight_at(table, words, zero, step, ZERO, LOOKUP) * scale
                 tl.store(numbers + (line + step) * WIDTH + lane, found.to(numbers.dtype.element_ty))
 
 

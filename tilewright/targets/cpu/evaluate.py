@@ -28,6 +28,7 @@ from tilewright.targets.cpu.cut_runs import in_run, place_in_run
 from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
 from tilewright.targets.cpu.indices import ZERO, Indices, LaneIndex
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes, saturated_bytes
+from tilewright.targets.cpu.pair_sums import PAIR_LANES, added_pairs, pair_sum
 from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
 from tilewright.targets.cpu.repeats import load_mostly, usual_steps
 from tilewright.targets.cpu.storage import Storage
@@ -65,6 +66,8 @@ class Evaluator:
         self.streams = False  # stores with the cache modifier .cs go around the caches
         self.table_lanes = 0  # numbers of 32 bits in a register from which gathers can pick
         self.rounds_to_bytes = False  # one instruction rounds a vector of float32 to integers, one saturates these
+        self.sums_pairs = False  # one instruction adds two products of bfloat16 to a float32
+        self.on_pairs: Callable[[Operation], None] = lambda operation: None  # told where it does
         self.through: SSAValue | None = None  # evaluated although it has a buffer: the one being written
         self.unwritten: frozenset[SSAValue] = frozenset()  # whose buffers the open loop of runs (`cut_runs.py`) writes
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
@@ -227,6 +230,11 @@ class Evaluator:
         rounded = rounded_to_bytes(operation, self.storage) if self.rounds_to_bytes else None
         if rounded is not None and (value := self.evaluate(rounded[0], indices)).is_vector:
             return self.emit_at([value], lambda: saturated_bytes(self.builder, value, rounded[1]))
+        paired = pair_sum(operation, self.storage) if self.sums_pairs else None
+        if paired is not None and any(index.lanes % PAIR_LANES == 0 for index in indices):
+            total, left, right = self.matched([self.evaluate(part, indices) for part in paired])
+            self.on_pairs(operation)
+            return self.emit_at([total, left, right], lambda: added_pairs(self.builder, total, left, right))
         operands = self.matched([self.evaluate(operand, indices) for operand in operation.operands])
         return self.emit_at(operands, lambda: self.elementwise.emit(operation, operands))
 

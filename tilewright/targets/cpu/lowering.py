@@ -186,6 +186,8 @@ class CPUKernelLowering:
         self.evaluator.on_access = self._note_access
         self.evaluator.streams = self.streams
         self.evaluator.table_lanes = self.target.table_lanes
+        self.evaluator.sums_pairs = self.target.group_of_sums(dtypes.bfloat16) == 2
+        self.evaluator.on_pairs = self.report.pairs
         self.evaluator.rounds_to_bytes = self.target.rounds_to_bytes
         self.nests = NestEmitter(builder, self.target, self.placement, self.scheduler, self.evaluator, self.report)
         self.dots = DotEmitter(builder, self.target, self.placement, self.evaluator, storage, self.report)

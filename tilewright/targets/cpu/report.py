@@ -173,6 +173,10 @@ class KernelReport:
         """An elementwise operation inside vectors that has no vector instructions."""
         self.note(operation, f"lane by lane: {reason}")
 
+    def pairs(self, operation: Operation) -> None:
+        """A multiply-add that one instruction computes together with the one in front of it."""
+        self.note(operation, "pairs of products are added, subnormal numbers count as zeros")
+
     def operand(self, product: Operation, side: str, load: Operation | None) -> None:
         """Where a product reads an operand: at a load's addresses, or (None) in a buffer."""
         if load is None:
