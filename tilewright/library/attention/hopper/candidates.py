@@ -14,7 +14,7 @@ from tilewright.library.attention.hopper import kernel as hopper
 from tilewright.library.attention.hopper.choice import WARPGROUP_QUERIES, attention_configs, seconds_of
 from tilewright.library.attention.hopper.config import ATTENTION_PARAMETERS, AttentionConfig
 from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
-from tilewright.library.attention.slots import attention_slots
+from tilewright.library.attention.slots import attention_slots, computes
 from tilewright.library.attention.strided import Strided, strided_operands
 from tilewright.library.binding import bind_extra, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
@@ -27,6 +27,8 @@ from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, maximum, m
 from tilewright.targets.base import Target
 
 _CANDIDATES = 3  # configs that are worth timing
+_WIDEST = 256  # numbers of a head
+_MOVED_TOGETHER = 8  # numbers of 16 bits that a copy moves together
 
 
 def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Target) -> list[Candidate]:
@@ -39,6 +41,8 @@ def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Tar
     strided = strided_operands(group)
     if not target.wgmma or not is_tiled(anchor, strided):
         return []
+    if computes(group) and not is_whole(strided):
+        return []  # what follows would read operands of columns that there are none of
     slots = attention_slots(group, graph, ExtraReferences(first=own_extra(strided)))
     found = []
     for number in range(_CANDIDATES):
@@ -63,20 +67,33 @@ def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Tar
 
 def is_tiled(anchor: Node, strided: Strided) -> bool:
     """Whether tensor copies can move everything, and a config has the head size."""
-    q, v = strided.views["q"], strided.views["v"]
-    dtype, size = strided.sources["q"].dtype, q.shape[3]
+    dtype = strided.sources["q"].dtype
     kinds, stored = {value.dtype for value in strided.sources.values()}, strided.out.dtype
     if kinds != {dtype} or dtype not in (float16, bfloat16) or (strided.bias and strided.bias.dtype != dtype):
         return False
     if stored != dtype and stored.bits != 8:
         return False
-    if not isinstance(size, int) or size % SMALLEST or size > 256 or v.shape[3] != size:
+    if not 0 < head_width(strided) <= _WIDEST:
         return False
     if strided.bias_form and strided.bias_strides[3] != 1:
         return False
     steps = [stride for view in strided.views.values() for stride in (*view.strides[:3], view.offset)]
     written = all(divides(16 // stored.itemsize, step) for step in strided.out_strides[:3])
     return written and all(divides(16 // dtype.itemsize, step) for step in steps)
+
+
+def head_width(strided: Strided) -> int:
+    """The numbers of a head in tiles, of which queries and keys, or values, may have fewer: copies fill tiles up with
+    zeros, and store what a result has.  0 where a width is not known, or no whole number of what copies move."""
+    widths = [strided.views[name].shape[3] for name in ("q", "v")]
+    known = [width for width in widths if isinstance(width, int) and width % _MOVED_TOGETHER == 0]
+    return -(-max(known) // SMALLEST) * SMALLEST if len(known) == len(widths) else 0
+
+
+def is_whole(strided: Strided) -> bool:
+    """Whether heads are as wide as their tiles."""
+    width = head_width(strided)
+    return all(strided.views[name].shape[3] == width for name in ("q", "v"))
 
 
 def own_extra(strided: Strided) -> int:
@@ -92,8 +109,7 @@ def _hopper_calls(
     The last one has a condition only where sizes may be more than a schedule counts.
     """
     q, k = strided.views["q"], strided.views["k"]
-    queries, size = q.shape[2], q.shape[3]
-    assert isinstance(size, int)
+    queries, size = q.shape[2], head_width(strided)
     calls: list[KernelCall] = []
     seconds = 0.0
     for rows, condition in _spans(queries, product(q.shape[:2])):
@@ -138,8 +154,8 @@ def hopper_call(
     if slots is not None:
         config = config._replace(OUTPUT=tl.dtype(slots.stored.dtype), EPILOGUE=slots.function)
     q, k = strided.views["q"], strided.views["k"]
-    batches, heads, queries, size = q.shape
-    keys = k.shape[2]
+    batches, heads, queries, _ = q.shape
+    keys, size = k.shape[2], strided.views["v"].shape[3]
     all_seen = not config.CAUSAL and not config.LENGTHS and config.SPLITS == 1
     whole = all_seen and divides(config.BN, keys)
     paired = whole and strided.bias is not None and all(divides(2, stride) for stride in strided.bias_strides[:3])

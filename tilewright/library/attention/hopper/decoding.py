@@ -14,7 +14,7 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.updates import writes_in_place
 from tilewright.graph.views import StridedView, dense_view
 from tilewright.library.attention.hopper import decoding_kernel as hopper_decoding
-from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, own_extra, tiled
+from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, is_whole, own_extra, tiled
 from tilewright.library.attention.hopper.choice import TILE_CLOCKS, WARPGROUP_QUERIES, block_clocks
 from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS, DecodingConfig
@@ -51,6 +51,8 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     strided = strided_operands(group)
     packed = _packed_heads(strided)
     if packed is None or not target.wgmma or not is_tiled(anchor, strided):
+        return []
+    if not is_whole(strided):
         return []
     if strided.lengths is not None or anchor.attributes["window"] or anchor.attributes["softcap"]:
         return []
