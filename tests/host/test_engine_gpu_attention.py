@@ -14,9 +14,12 @@ from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
+from tilewright.library.attention.simt import gpu_attention
 from tilewright.runtime.plan import TableReference, TiledReference
 from tilewright.symbolic import evaluate
+from tilewright.targets.registry import get_targets
 
 
 def packed(
@@ -122,6 +125,15 @@ def test_hopper_fills_up_heads_of_other_widths(
     inputs = {value.name: rng.standard_normal(value.shape).astype(np.float16) for value in operands}  # type: ignore[arg-type]
     exact = run(graph, inputs)["y"]
     assert np.abs(engine.run(inputs)["y"].astype(np.float64) - exact).max() <= 2.0**-9 * np.abs(inputs["v"]).max()
+
+
+def test_the_plain_kernel_is_expected_to_take_long_for_wide_heads() -> None:
+    """32 x 32 heads of 1,024 float16 numbers took 36.6 ms (H200, 2026-12-01)."""
+    b = GraphBuilder("wide")
+    b.output(b.op("attention", [b.input(name, float16, (32, 32, 512, 1024)) for name in "qkv"], scale=1 / 32), "y")
+    graph, (target,) = b.finish(), get_targets(["cuda:sm_90a"])
+    (group,) = fuse(graph, target.kernels).groups
+    assert 0.8 < gpu_attention(group, graph, target)[-1].cost.seconds / 36.6e-3 < 1.25
 
 
 def decoding(heads: int, key_heads: int, keys: int, masked: bool, size: int = 64) -> Graph:

@@ -35,6 +35,10 @@ from tilewright.targets.base import Target
 _WIDEST_OF_WARPS = 1024
 # Blocks of up to so many queries reach this part of the rate of multiply-adds (float32; H200, 2026-12-01).
 _SMALL_ROWS, _SMALL_BLOCKS = 32, 0.25
+# Threads of a CTA that has the registers of a multiprocessor to itself, scores that an instruction of a warp has, and
+# bytes that a thread spills for a block of keys, by numbers of a row of keys and of values (ptxas 13.5, sm_90a).
+_WIDE_THREADS, _INSTRUCTION_SCORES = 256, 128
+_SPILLED_BYTES = {4096: 4000, 1536: 600}
 # By the width of heads: queries and keys of a block of float32, and threads. Without spills from sm_80 on.
 _Blocks = tuple[int, int, int]
 _BLOCKS: dict[int, _Blocks] = {32: (64, 64, 128), 64: (64, 32, 128), 128: (64, 64, 256)}
@@ -80,16 +84,26 @@ def _with_copies(copies: Copies, candidate: Candidate, target: Target) -> Candid
 
 
 def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
-    """The expected time of the plain kernel, whose CTAs walk the keys block by block, two on a multiprocessor."""
+    """The expected time of the plain kernel, whose CTAs walk the keys block by block, two on a multiprocessor; of wide
+    heads of 16 bits one, in which not all warps have scores, and none hides the loads and what registers spill."""
     machine, dtype = target.machine(), strided.sources["q"].dtype
     q, keys = strided.views["q"], typical(strided.views["k"].shape[2])
     rows, block = call.constants["BLOCK_S"], call.constants["BLOCK_T"]
     tiles = -(-typical(q.shape[2]) // rows) * typical(product(q.shape[:2]), 1 << 20)
     wide = call.constants["BLOCK_D"] + call.constants["BLOCK_V"]
     reached = _SMALL_BLOCKS if dtype == float32 and rows <= _SMALL_ROWS else 0.5
-    clocks = BLOCK_CLOCKS + 2.0 * rows * block * wide / (reached * machine.dot_rate(dtype, target.tf32))
+    rate, resident = reached * machine.dot_rate(dtype, target.tf32), 2
+    clocks = BLOCK_CLOCKS + 2.0 * rows * block * wide / rate
+    if dtype.bits <= 16 and call.threads >= _WIDE_THREADS:
+        idle = max(1.0, machine.warps(call.threads) * _INSTRUCTION_SCORES / (rows * block)) - 1
+        spilled = next((spilled for width, spilled in _SPILLED_BYTES.items() if wide >= width), 0)
+        clocks += idle * 2.0 * rows * block * call.constants["BLOCK_D"] / rate
+        clocks += block * wide * dtype.itemsize / machine.l2 + 2 * spilled * call.threads / machine.lanes
+        resident = 1
     blocks = -(-keys // block) / (2 if call.constants["CAUSAL"] and tiles > 1 else 1)
-    return machine.launches.kernel + -(-tiles // (2 * machine.processors)) * (blocks + 1) * clocks / machine.clock
+    return (
+        machine.launches.kernel + -(-tiles // (resident * machine.processors)) * (blocks + 1) * clocks / machine.clock
+    )
 
 
 def _calls(
