@@ -22,6 +22,14 @@ def hardware_tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 
+@tilewright.jit
+def rough_quotient(x, y):
+    """x / y within 2 units in the last place of float32: the exact one has a branch, around which a thread would hold
+    all its sums in registers."""
+    x, y = tl.broadcast(x, y)
+    return tl.inline_asm_elementwise("div.full.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+
+
 # Activations for bfloat16 results, of half their argument: that half comes for nothing with what is added before.
 
 
@@ -152,4 +160,5 @@ ROUNDED: dict[DType, dict[str, SourceFunction]] = {
     ),
     float16: _forms(_PRECISE, {name: _scaled(function) for name, function in _PRECISE.items()}),
 }
+ROUNDED = {dtype: {**forms, "rough_quotient": rough_quotient} for dtype, forms in ROUNDED.items()}
 ROUNDED |= {dtype: ROUNDED[bfloat16] for dtype in (int8, uint8, float8e4nv, float8e5)}

@@ -166,6 +166,7 @@ def _written(
     stored = value.dtype if rounded else None
     writer.of_half = forms_of(stored, "_of_half")
     writer.scaled = forms_of(stored, "_scaled") if writer.rounds_once else frozenset()
+    writer.divides_roughly = writer.rounds_once and "rough" in forms_of(stored, "_quotient")
     writer.give(anchor, "acc")
     for number in chain.numbers:
         writer.give(number, extra.scalar(number))

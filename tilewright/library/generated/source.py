@@ -243,6 +243,7 @@ class Writer:
         self.limits: Mapping[str, Size] = {}
         self.of_half: frozenset[str] = frozenset()  # activations of which there is a form of half the argument
         self.scaled: frozenset[str] = frozenset()  # those of which there is one with a factor
+        self.divides_roughly = False  # float32 within 2 units in the last place
 
     def give(self, value: Value, text: str) -> None:
         """Name a value that the surrounding kernel computed."""
@@ -444,6 +445,9 @@ class Writer:
         scaled = self._scaled(item)
         if scaled is not None:
             return scaled
+        if self.divides_roughly and item.node.op == "divide" and compute_type(item.dtype) == float32:
+            left, right = map(self.typed, item.operands)
+            return self.define("v", f"rough_quotient({left}, {right})", "divide")
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
