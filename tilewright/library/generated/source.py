@@ -447,6 +447,7 @@ class Writer:
             return scaled
         if self.divides_roughly and item.node.op == "divide" and compute_type(item.dtype) == float32:
             left, right = map(self.typed, item.operands)
+            self.work["divide"] += 1
             return self.define("v", f"rough_quotient({left}, {right})", "divide")
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
