@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Shape, slice_extent
-from tilewright.symbolic import Size, lift, modulo, product, simplify
+from tilewright.symbolic import Size, lift, lower_bound, modulo, product, simplify
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,28 @@ def rotation(node: Node, producer: Callable[[Value | None], Node | None]) -> tup
     assert source is not None
     (shift, end), (begin, rest) = bounds
     return (source, axis, shift) if begin == 0 and rest == shift and end == source.shape[axis] else None
+
+
+def progression(node: Node, producer: Callable[[Value | None], Node | None]) -> tuple[Node, Size] | None:
+    """(first, step) where a concat joins slices of one tensor, seen in one shape, that begin at equal steps: `first` is
+    the first slice.  None for other nodes.  `producer` gives the node that computes a value."""
+    slices: list[Node] = []
+    for value in node.inputs:
+        part = producer(value)
+        while part is not None and part.op == "reshape" and not part.attributes.get("same"):
+            part = producer(part.inputs[0])
+        if part is None or part.op != "slice":
+            return None
+        slices.append(part)
+    first, shapes = slices[0], {value.shape for value in node.inputs if value is not None}
+    alike = (first.inputs[0], first.attributes["axis"], first.attributes["step"], first.output.shape)
+    others = ((part.inputs[0], part.attributes["axis"], part.attributes["step"], part.output.shape) for part in slices)
+    starts = [lift(part.attributes["start"]) for part in slices]
+    steps = {simplify(after - before) for before, after in zip(starts, starts[1:], strict=False)}
+    if len(slices) < 2 or len(shapes) > 1 or len(steps) > 1 or any(other != alike for other in others):
+        return None
+    (step,) = steps
+    return (first, step) if lower_bound(step) >= 0 else None
 
 
 def _slice(view: StridedView, node: Node) -> StridedView | None:

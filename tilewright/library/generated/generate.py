@@ -32,6 +32,7 @@ from tilewright.library.generated.runs import AXIS, Run, Store, find_runs
 from tilewright.library.generated.source import (
     LoopVariable,
     NamedReferences,
+    Turned,
     Writer,
     expression_indices,
     first_elements,
@@ -44,6 +45,14 @@ from tilewright.library.generated.trace import (
     Load,
     axes_of,
     walk,
+)
+from tilewright.library.generated.walks import (
+    SECTOR_BYTES,
+    LoopSpace,
+    grouped_space,
+    line_space,
+    short_walk,
+    walk_of,
 )
 from tilewright.library.masks import and_masks
 from tilewright.settings import settings
@@ -194,6 +203,12 @@ class _Traced:
         """Where elements are loaded."""
         return expression_indices([store.expression for store in self.stores], self.tracer)
 
+    def large_loads(self) -> list[Load]:
+        """Loads of tensors that make up a part of what is stored."""
+        total = product(self.extents)
+        loads = [part for store in self.stores for part in walk(store.expression) if isinstance(part, Load)]
+        return [load for load in loads if _SMALL_SHARE * expected(product(load.value.shape)) > expected(total)]
+
     def widest(self) -> int:
         """Elements of an access of 16 bytes to the tensor with the narrowest ones."""
         loads = [part.value for store in self.stores for part in walk(store.expression) if isinstance(part, Load)]
@@ -225,12 +240,19 @@ def elementwise_call(
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
     across = _read_across(traced, variables, *((_NEAR, 2, _SMALL_PLANE) if loops.blocks else (1, 2, 0)))
-    if across is not None:
+    groups = _groups(traced, variables, across) if loops.blocks else None
+    if groups is not None:
+        rows, columns, inner = groups
+        traced = _trace_results(nodes, results, constants, loops, grouped_space(variables, [rows, columns]))
+        last = len(traced.extents) - 1
+        variables = merge_axes(traced.extents, traced.indices(), frozenset((last - 1, last)))
+        call = _tile_kernel(name, traced, variables, len(variables) - 2, loops, inner)
+    elif across is not None:
         call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
         call = _flat_kernel(name, traced, variables, loops)
     elif loops.blocks and _begins_anywhere(traced, variables):
-        traced = _trace_results(nodes, results, constants, loops, flat=True)
+        traced = _trace_results(nodes, results, constants, loops, line_space(traced.extents))
         call = _flat_kernel(name, traced, merge_axes(traced.extents, traced.indices()), loops)
     elif loops.blocks:
         call = _block_kernel(name, traced, variables, loops)
@@ -241,15 +263,16 @@ def elementwise_call(
 
 def _trace_results(
     nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], loops: WorkSharing,
-    flat: bool = False,
+    space: LoopSpace | None = None,
 ) -> _Traced:  # fmt: skip
-    """Trace over the first result's dimensions, split where an index needs quotients of one of them; with `flat`, over
-    all elements as one line."""
+    """Trace over the first result's dimensions, split where an index needs quotients of one of them; or over the axes
+    of a `space`."""
     shape = results[0].value.shape
-    extents = (product(shape),) if flat else shape
+    extents = shape if space is None else space.extents
     alike = not loops.blocks and all(result.update is None for result in results)
     for _ in range(8):
-        coordinates = unflatten(flatten(axes_of(extents), extents), shape)
+        line = flatten(axes_of(extents), extents) if space is None else space.line
+        coordinates = unflatten(line, shape)
         tracer = ExpressionTracer(nodes, constants)
         stores = []
         for result in results:
@@ -263,7 +286,7 @@ def _trace_results(
             stores.append(Store(result.target, index, tracer.trace(result.value, own), guards, reduction))
         traced = _Traced(extents, tracer, stores, alike)
         split = _wanted_split(traced)
-        if split is None or flat:
+        if split is None or space is not None:
             return traced
         axis, divisor = split
         outer = simplify(lift(extents[axis]) // divisor)
@@ -306,6 +329,35 @@ def _read_across(
             if index.coefficient(variable.axes[-1]) == 1 and not (plane and _is_tiny(variable, variables[-1])):
                 return position
     return None
+
+
+def _groups(
+    traced: _Traced, variables: Sequence[LoopVariable], across: int | None
+) -> tuple[list[int], list[int], int] | None:
+    """The variables that are a row and a column of a tile, the fastest first, where one of each makes lines of less
+    than a sector of memory: those that are read without a gap, and those that are written so.  If the fastest is the
+    same it belongs to the column, and its extent is given too (else 1).  None where a row and a column are enough.
+    """
+    if any(extent == 0 for extent in traced.extents) or len(variables) < 3:
+        return None
+    written, size = walk_of(traced.stores[0].index, variables), traced.stores[0].target.dtype.itemsize
+    last, loads = len(variables) - 1, traced.large_loads()
+    if not written or written[0] != last or any(store.guards or store.reduction for store in traced.stores):
+        return None
+    walks = [(walk_of(load.index, variables), load.dtype.itemsize) for load in loads]
+    if across is not None:
+        walk, read_size = next((found for found in walks if found[0][:1] == [across]), ([across], size))
+        columns = short_walk(written, variables, size, [across])
+        rows = short_walk(walk, variables, read_size, columns)
+        return (rows, columns, 1) if len(rows) + len(columns) > 2 else None
+    extent = variables[last].extent
+    if not isinstance(extent, int) or extent * size >= SECTOR_BYTES or len(written) < 2:
+        return None
+    others = [walk for walk, _ in walks if len(walk) > 1 and walk[0] == last and walk[1] != written[1]]
+    if not others:
+        return None
+    rows = short_walk(others[0][1:], variables, size * extent, written[:2])
+    return rows, [last, written[1]], extent
 
 
 def _lies_together(step: int, extent: Size, plane: int) -> bool:
@@ -520,8 +572,10 @@ def _column_block(columns: int, block: int) -> int:
 
 
 def _tile_kernel(
-    name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int, loops: WorkSharing
+    name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int, loops: WorkSharing, inner: int = 1
 ) -> KernelCall:
+    """A block of rows, which some tensor has as its fastest, and columns; of these `inner` may follow each other in
+    that tensor too."""
     references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
@@ -542,9 +596,25 @@ def _tile_kernel(
     body.append(f"mask = (row < {writer.size(row.extent)}) & (column < {writer.size(column.extent)})")
     if outer:
         body += ["plane = tl.program_id(2).to(tl.int64)", *decompose(outer, outer_names, "plane", writer)]
+    if inner > 1:
+        writer.turned = Turned(row, column, inner)
+        body += _turned_places(writer, row, column, inner)
     body += _store_all(traced, writer)
     grid = (ceil_divide(row.extent, rows), ceil_divide(column.extent, columns), planes)
     return _finish(name, writer, references, {"TILE_ROWS": rows, "TILE_COLUMNS": columns}, body, grid)
+
+
+def _turned_places(writer: Writer, row: LoopVariable, column: LoopVariable, inner: int) -> list[str]:
+    """Lines for the places of a tile in the order of a tensor that has runs of `inner` columns, then rows."""
+    if next_power_of_2(inner) != inner:
+        return []
+    rows, columns = writer.size(simplify(lift(column.extent) // inner)), writer.size(lift(row.extent) * inner)
+    block, line = f"(TILE_COLUMNS // {inner})", f"(TILE_ROWS * {inner})"
+    return [
+        f"turned_row = (tl.program_id(1) * {block} + tl.arange(0, TILE_COLUMNS // {inner})).to(tl.int64)[:, None]",
+        f"turned_column = (tl.program_id(0) * {line} + tl.arange(0, TILE_ROWS * {inner})).to(tl.int64)[None, :]",
+        f"turned_mask = (turned_row < {rows}) & (turned_column < {columns})",
+    ]
 
 
 def _covers(block: int, extent: Size) -> bool:

@@ -28,7 +28,7 @@ from tilewright.library.generated.expressions import (
     takes_types,
     typed_literal,
 )
-from tilewright.library.generated.index import Atom, Bounded, Coordinate, Division, Index, Loaded
+from tilewright.library.generated.index import Atom, Bounded, Coordinate, Division, Index, Loaded, coordinate
 from tilewright.library.generated.intervals import interval
 from tilewright.library.generated.trace import (
     Conditional,
@@ -149,6 +149,15 @@ class LoopVariable:
     extent: Size
 
 
+@dataclass(frozen=True)
+class Turned:
+    """A tile of which some tensors have `inner` columns side by side, then rows."""
+
+    row: LoopVariable
+    column: LoopVariable
+    inner: int
+
+
 def merge_axes(
     extents: Sequence[Size], indices: Iterable[Index], fixed: frozenset[int] = frozenset()
 ) -> list[LoopVariable]:
@@ -241,6 +250,7 @@ class Writer:
         self.narrow_rows = False  # some of the kernels that call this have rows in 32 bits
         self.rounds_before_widening = True  # what is stored in more bits than it was computed for
         self.limits: Mapping[str, Size] = {}
+        self.turned: Turned | None = None
         self.of_half: frozenset[str] = frozenset()  # activations of which there is a form of half the argument
         self.scaled: frozenset[str] = frozenset()  # those of which there is one with a factor
         self.divides_roughly = False  # float32 within 2 units in the last place
@@ -373,7 +383,8 @@ class Writer:
             start = self._starts.get(item.value, 0)
             if start:
                 item = replace(item, index=replace(item.index, constant=simplify(lift(item.index.constant) - start)))
-            text = f"tl.load({self.references.tensor(item.value, start)} + {self._masked_index(item)})"
+            pointer = self.references.tensor(item.value, start)
+            text = self._turned(pointer, item) or f"tl.load({pointer} + {self._masked_index(item)})"
             return self.define("v", text + self._widened(item.dtype))
         if isinstance(item, Conditional):
             inside, outside = self.typed(item.inside), self.typed(item.outside)
@@ -381,6 +392,29 @@ class Writer:
         if isinstance(item, Position):
             return self._position(item)
         return self._operation(item)
+
+    def _turned(self, pointer: str, item: Load) -> str | None:
+        """The load of a tensor that has runs of columns, then rows, as a block in that order, which is turned: threads
+        side by side read elements side by side."""
+        turned = self.turned
+        guards = [guard.index for guard in item.guards]
+        if turned is None or self._follows(guards, ("row", "column")):
+            return None
+        steps = dict(item.index.terms)
+        row, column = turned.row.axes[-1], turned.column.axes[-1]
+        ((along, _),) = coordinate(row, turned.row.extent).terms
+        run, within = (part.terms[0][0] for part in coordinate(column, turned.column.extent).divide(turned.inner))
+        if steps.pop(within, 0) != 1 or steps.pop(along, 0) != turned.inner or run not in steps:
+            return None
+        if turned.inner & turned.inner - 1:
+            mask = self.load_mask(item.guards).removeprefix(", mask=")
+            return f"tl.load(({pointer} + ({self.index(item.index)})).T, mask=({mask}).T).T"
+        step = self._factor(steps.pop(run))
+        rest = self.index(Index(tuple(steps.items()), item.index.constant))
+        mask = f"and_masks(turned_mask, {self.guards(item.guards)})" if guards else "turned_mask"
+        load = f"tl.load({pointer} + ({rest} + turned_row * {step} + turned_column), mask={mask})"
+        runs = f"(TILE_COLUMNS // {turned.inner}, TILE_ROWS, {turned.inner})"
+        return f"tl.reshape(tl.permute(tl.reshape({load}, {runs}), (1, 0, 2)), (TILE_ROWS, TILE_COLUMNS))"
 
     def _masked_index(self, item: Load) -> str:
         """The offset of a load with its mask.

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
-from tilewright.graph.views import rotation
+from tilewright.graph.views import progression, rotation
 from tilewright.library.generated.expressions import EXPRESSIONS
 from tilewright.library.generated.index import Division, Index, Loaded, bounded, coordinate, flatten, number, unflatten
 from tilewright.symbolic import Size, lift, lower_bound, simplify
@@ -170,6 +170,9 @@ class ExpressionTracer:
             return Literal(data.reshape(()).item(), value.dtype)
         return Load(value, flatten(coordinates, value.shape).expanded(), guards)
 
+    def _producer(self, value: Value | None) -> Node | None:
+        return None if value is None else self._producers.get(value)
+
     def _trace_node(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         rule = getattr(self, f"_{node.op}", None)
         if rule is not None:
@@ -229,11 +232,14 @@ class ExpressionTracer:
 
     def _concat(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         axis = node.attributes["axis"]
-        turned = rotation(node, lambda value: None if value is None else self._producers.get(value))
+        turned = rotation(node, self._producer)
         if turned is not None and axis < node.output.rank - 1:
             rotated, _, shift = turned
             _, place = coordinates[axis].plus(number(shift)).divide(rotated.shape[axis])
             return self.trace(rotated, (*coordinates[:axis], place, *coordinates[axis + 1 :]), guards)
+        steps = progression(node, self._producer)
+        if steps is not None and _input(node, 0).shape[axis] == 1:
+            return self._stepped(node, *steps, coordinates, guards)
         pieces: list[tuple[Guard, Expression]] = []
         start: Size = 0
         for source in node.inputs:
@@ -248,6 +254,18 @@ class ExpressionTracer:
         for guard, piece in reversed(pieces[:-1]):
             result = Conditional((guard,), piece, result)
         return result
+
+    def _stepped(
+        self, concat: Node, first: Node, step: Size, coordinates: Coordinates, guards: Guards
+    ) -> Expression:  # fmt: skip
+        """Slices side by side, each `step` further than the one before: one element whose place has the number of the
+        slice in it, rather than one of each slice and a choice."""
+        axis, along = concat.attributes["axis"], first.attributes["axis"]
+        within = (*coordinates[:axis], Index(), *coordinates[axis + 1 :])
+        moved = list(unflatten(flatten(within, _input(concat, 0).shape), first.output.shape))
+        place = moved[along].times(first.attributes["step"]).plus(number(first.attributes["start"]))
+        moved[along] = place.plus(coordinates[axis].times(step))
+        return self.trace(_input(first, 0), tuple(moved), guards)
 
     def _gather(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         source, indices = _input(node, 0), _input(node, 1)
