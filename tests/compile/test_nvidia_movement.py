@@ -39,7 +39,7 @@ def permuted(shape: Sequence[int], order: Sequence[int], dtype: DType) -> Graph:
     return b.finish()
 
 
-def taps_beside_channels(count: int, padded: bool) -> Graph:
+def image_of_taps(count: int, padded: bool) -> Graph:
     """The depths that a window sees as channels of an image, the fastest of its dimensions."""
     b = GraphBuilder("taps")
     batch, channels, depth, pixels = 2, 32, 16, 4096
@@ -60,8 +60,8 @@ def taps_beside_channels(count: int, padded: bool) -> Graph:
         permuted((8, 16, 4096, 4), (0, 2, 1, 3), float16),
         permuted((8, 16, 4096, 8), (0, 2, 1, 3), int8),
         permuted((64, 512, 64), (0, 2, 1), float16),
-        taps_beside_channels(3, padded=True),
-        taps_beside_channels(2, padded=False),
+        image_of_taps(3, padded=True),
+        image_of_taps(2, padded=False),
     ],
     ids=["runs of 4", "runs of 8", "matrices", "3 taps, padded", "2 taps"],
 )

@@ -47,7 +47,7 @@ from tilewright.library.generated.trace import (
     walk,
 )
 from tilewright.library.generated.walks import (
-    SECTOR_BYTES,
+    MEMORY_SECTOR,
     LoopSpace,
     grouped_space,
     line_space,
@@ -351,7 +351,7 @@ def _groups(
         rows = short_walk(walk, variables, read_size, columns)
         return (rows, columns, 1) if len(rows) + len(columns) > 2 else None
     extent = variables[last].extent
-    if not isinstance(extent, int) or extent * size >= SECTOR_BYTES or len(written) < 2:
+    if not isinstance(extent, int) or extent * size >= MEMORY_SECTOR or len(written) < 2:
         return None
     others = [walk for walk, _ in walks if len(walk) > 1 and walk[0] == last and walk[1] != written[1]]
     if not others:
@@ -645,7 +645,7 @@ def _fills(tile: int, extent: Size, widest: int) -> bool:
     if divides(tile, extent):
         return True
     beyond = -extent % tile if isinstance(extent, int) else tile
-    return tile > TRANSPOSED_TILE and widest >= _NARROW and isinstance(extent, int) and 6 * beyond <= extent
+    return tile > TRANSPOSED_TILE and widest >= _NARROW and isinstance(extent, int) and 2 * beyond <= extent
 
 
 def _long_side(short: int, extent: Size, total: int, loops: WorkSharing) -> int:

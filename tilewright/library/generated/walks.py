@@ -15,7 +15,7 @@ from tilewright.library.generated.index import Index, coordinate, flatten, unfla
 from tilewright.library.generated.source import LoopVariable
 from tilewright.symbolic import Size, lift, product, simplify
 
-SECTOR_BYTES = 32  # that memory moves at least
+MEMORY_SECTOR = 32  # that memory moves at least
 _RUN_BYTES = 128  # that a tile should have side by side at either end
 
 
@@ -49,7 +49,7 @@ def short_walk(
         if not isinstance(extent, int):
             return group
         run *= extent
-        enough = 2 * SECTOR_BYTES if len(group) == 1 else _RUN_BYTES
+        enough = 2 * MEMORY_SECTOR if len(group) == 1 else _RUN_BYTES
         if run >= enough or following is None or following in others:
             return group
         if not isinstance(variables[following].extent, int):
