@@ -70,3 +70,11 @@ def test_both_ends_are_vectors(graph: Graph) -> None:
     accesses = re.findall(r"\b(?:ld|st)\.global\S*", assembly.ptx)
     assert accesses and all(".v4.b32" in access for access in accesses), accesses
     assert assembly.resources.spill_stores == 0
+
+
+@pytest.mark.parametrize(("shape", "width"), [((16, 66564, 8), 4), ((32, 53816, 16), 8), ((8, 28744, 48), 8)])
+def test_lines_that_begin_within_sectors_are_written_in_vectors(shape: tuple[int, int, int], width: int) -> None:
+    """As wide as their beginnings allow, after an exchange: elements of one or few sectors each would be written to
+    sectors in parts."""
+    stores = re.findall(r"\bst\.global\S*", assembled(permuted(shape, (0, 2, 1), float16)).ptx)
+    assert stores and all(f".v{width // 2}.b32" in store for store in stores), stores

@@ -75,7 +75,6 @@ _READ_BYTES = 4  # of an element that are enough: 32 bytes of a thread, on their
 _NEAR = 4  # elements from one that a GPU's thread reads to its neighbour's, which lie in one line of a cache
 _SMALL_PLANE = 512  # elements that lie together, of which threads read in any order what their warp reads together
 _TINY_TILE = 64
-_NARROW = 8  # elements of 16 bytes
 _MANY = 1 << 18  # elements of kernels whose last program alone has a mask
 _LINE_BEGIN = 4  # elements that the begin of a line in a block costs
 
@@ -213,6 +212,15 @@ class _Traced:
         """Elements of an access of 16 bytes to the tensor with the narrowest ones."""
         loads = [part.value for store in self.stores for part in walk(store.expression) if isinstance(part, Load)]
         return 16 // max(1, min(value.dtype.itemsize for value in (*loads, *(store.target for store in self.stores))))
+
+    def begins_within_sectors(self, variables: Sequence[LoopVariable]) -> bool:
+        """Whether lines that are stored, one for each step of the variables, begin within sectors of memory."""
+        steps = [
+            (store.index.coefficient(variable.axes[-1]), store.target.dtype.itemsize)
+            for store in self.stores
+            for variable in variables
+        ]
+        return any(isinstance(step, int) and step * size % MEMORY_SECTOR for step, size in steps)
 
     def is_small(self) -> bool:
         """Whether places in all tensors, and twice as many, are numbers of 32 bits: those are divided in few steps."""
@@ -585,7 +593,10 @@ def _tile_kernel(
     ordered = [*outer, row, column]
     writer = Writer(traced.tracer, references, ordered, [*outer_names, "row", "column"], "mask")
     planes = product([variable.extent for variable in outer])
-    rows, columns = _tile(row.extent, column.extent, planes, loops, traced.widest())
+    rows, columns = _tile(row.extent, column.extent, planes, loops)
+    if rows == columns == loops.tile > TRANSPOSED_TILE and _fills(2 * columns, column.extent):
+        if traced.begins_within_sectors([*outer, row]):  # longer lines have fewer ends
+            rows, columns = rows // 2, 2 * columns
     starts = [
         # Known to begin at 0, so that what a tile has beyond the dimension is never read.
         "" if _covers(count, variable.extent) else f"tl.program_id({axis}) * {name} + "
@@ -622,11 +633,11 @@ def _covers(block: int, extent: Size) -> bool:
     return isinstance(extent, int) and block >= extent
 
 
-def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing, widest: int) -> tuple[int, int]:
+def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing) -> tuple[int, int]:
     """The rows and columns of a tile: as many of both; on GPUs powers of two, and where one of them is short more of
-    the other, so that a program has as much to do as one of a square tile.  `widest`: elements of 16 bytes."""
+    the other, so that a program has as much to do as one of a square tile."""
     total = product([planes, row, column])
-    large = all(_fills(loops.tile, extent, widest) for extent in (row, column))
+    large = all(_fills(loops.tile, extent) for extent in (row, column))
     tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TRANSPOSED_TILE
     rows, columns = (min(extent, tile) if isinstance(extent, int) else tile for extent in (row, column))
     if not loops.blocks:
@@ -639,13 +650,11 @@ def _tile(row: Size, column: Size, planes: Size, loops: WorkSharing, widest: int
     return _long_side(columns, row, total, loops), next_power_of_2(columns)
 
 
-def _fills(tile: int, extent: Size, widest: int) -> bool:
-    """Whether large tiles leave nothing over of a dimension; or little, where lines of small ones are short: those of
-    narrow elements on GPUs."""
+def _fills(tile: int, extent: Size) -> bool:
+    """Whether large tiles leave nothing over of a dimension, or on GPUs little: lines of small ones are short."""
     if divides(tile, extent):
         return True
-    beyond = -extent % tile if isinstance(extent, int) else tile
-    return tile > TRANSPOSED_TILE and widest >= _NARROW and isinstance(extent, int) and 2 * beyond <= extent
+    return tile > TRANSPOSED_TILE and isinstance(extent, int) and 2 * (-extent % tile) <= extent
 
 
 def _long_side(short: int, extent: Size, total: int, loops: WorkSharing) -> int:

@@ -62,6 +62,11 @@ def plan_accesses(function: Function, facts: Mapping[SSAValue, AxisInfo]) -> dic
     return plan
 
 
+def only_moves(function: Function) -> bool:
+    """Whether a kernel has no loops, products, reductions or scans: its time is that of its accesses."""
+    return not any(operation.opcode in ("for", "while", "dot", "reduce", "scan") for operation in function.walk())
+
+
 def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
     """For the shapes of blocks that are reduced along one axis: that axis."""
     return _axes_of("reduce", function)

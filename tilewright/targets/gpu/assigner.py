@@ -15,6 +15,7 @@ from tilewright.targets.gpu.transfer import element_bits, operand_layout, result
 
 _MOVING = ("permute", "reshape", "join", "split", "cat")  # other names for the same elements
 _FLEXIBLE_COST = 32  # operations that may be repeated for each layout
+_OVERLAPPED = 1 / 4  # of what a conversion takes, in a kernel whose CTAs wait for memory anyway
 _SECTOR_ITEM = 4  # bytes of an element of which four threads with sums of a row side by side fill a sector
 
 Rule = Callable[["Assigner", Operation], None]
@@ -57,6 +58,7 @@ class Assigner:
         self.largest = max((op.operands[0].type.size for op in accesses), default=0)
         self.direct_loads = False  # in the layout of what they are combined with, at any price
         self.direct_stores = False  # of sums of products from the threads that have them, which fill whole sectors
+        self.only_moves = False  # whether time goes to accesses alone
         self.copied = False  # whether loops copy operands of products by multiply-add ahead
         self.operands: set[LinearLayout] = set()  # in which such products want them
 
@@ -268,7 +270,10 @@ class Assigner:
         direct = self.direct_stores and operation.opcode == "store" and access.itemsize >= _SECTOR_ITEM and homes
         # Shuffles before exchanges: they need no shared memory.
         candidates = dict.fromkeys([*gathered, *([] if direct else [own]), *homes])
-        return min(candidates, key=lambda layout: self.access_cost(operation, layout) + self.moved(operands, layout))
+        share = _OVERLAPPED if self.only_moves and operation.opcode == "store" else 1.0
+        return min(
+            candidates, key=lambda layout: self.access_cost(operation, layout) + share * self.moved(operands, layout)
+        )
 
 
 # Reductions --------------------------------------------------------------------------------------

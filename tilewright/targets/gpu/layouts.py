@@ -32,6 +32,7 @@ from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.gpu.accesses import (
     chained_products,
     combined_axes,
+    only_moves,
     plan_accesses,
     products_with_lasting_operands,
     scanned_axes,
@@ -79,6 +80,7 @@ def assign(
     assigner.combined = combined_axes(function)
     assigner.scanned = scanned_axes(function)
     assigner.stored = stored_reductions(function)
+    assigner.only_moves = only_moves(function)
     assigner.copied = copied
     assigner.region(function.region)
     assigner.finish()
