@@ -11,8 +11,10 @@ from tests.host.tactics_support import Draw, Memory, check, run_call
 from tilewright.dtypes import DType, bfloat16, float16, float32, int8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
 from tilewright.library.candidate import KernelCall
 from tilewright.library.generated.generate import Result, elementwise_call
+from tilewright.library.select import candidates, choose
 from tilewright.symbolic import Size
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -98,3 +100,17 @@ def test_fast_dimensions_are_joined_at_either_end() -> None:
     assert call.kernel.source.count("tl.load") == 1 and "(column < 96)" in call.kernel.source  # type: ignore[union-attr]
     call = call_of(permuted((64, 40, 3), (2, 1, 0)))
     assert "(row < 120) & (column < 64)" in call.kernel.source  # type: ignore[union-attr]
+
+
+def test_costs_have_the_sectors_that_blocks_touch() -> None:
+    """Whole sectors cost what they hold; ends within sectors, and elements a few apart, cost more."""
+    even, odd, apart = (call_of(permuted(shape, (0, 2, 1))) for shape in ((8, 4096, 64), (8, 4097, 64), (8, 4096, 3)))
+    assert even.sectors == 1.0
+    assert 1.1 < odd.sectors < 1.6
+    assert apart.sectors > 1.5
+    seconds = []
+    for rows in (4096, 4097):
+        graph = permuted((512, rows, 64), (0, 2, 1))
+        (group,) = fuse(graph, GPU.kernels).groups
+        seconds.append(choose(candidates(group, graph, GPU)).cost.seconds)
+    assert seconds[1] > 1.05 * seconds[0]

@@ -95,6 +95,8 @@ class KernelCall:
     target's compiler, and `threads`, of a CTA of a GPU, as so many warps of it (0: the compiler chooses). With
     `planes`, which CPUs know, the instances of one z run when those of the z before have ended.
 
+    `sectors`: bytes of memory that it moves, in whole sectors, for each byte of its tensors.
+
     With `evenly` every SM of a GPU gets as many CTAs of a grid of known size that fits the GPU at once.  Where the next
     kernel starts before the one ahead has ended, the SMs that are free first would otherwise take more than their
     share, and all wait for them (a float32 product of 1024 x 768 x 768: 60 us for 41; H200, 2026-11-30).
@@ -110,6 +112,7 @@ class KernelCall:
     planes: bool = False
     threads: int = 0
     evenly: bool = False
+    sectors: float = 1.0
 
     def options_for(self, target: Target) -> dict[str, Any]:
         """The options that a target's compiler is given."""

@@ -12,8 +12,8 @@ from tilewright.library.cost import estimate
 from tilewright.library.generated.expressions import OPERATION_WEIGHTS
 from tilewright.library.generated.generate import Result, elementwise_call, loops_of
 from tilewright.library.generated.index import dense_strides
-from tilewright.library.generated.joint import together
-from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.library.generated.joint import mean_sectors, together
+from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 
@@ -124,6 +124,16 @@ def _loop_shape(value: Value, producers: Mapping[Value, Node]) -> tuple[Size, ..
     return tuple(extent for extent in value.shape if extent != 1)
 
 
+def _moved_bytes(group: Group, written: Size) -> Size:
+    """What a group that moves elements reads: no more than it writes, nor than there is."""
+    sizes = [tensor_bytes(value) for value in group.inputs]
+    if any(node.op in ("scatter_update", "scatter_reduce") for node in group.nodes):
+        return written
+    if not isinstance(written, int) or not all(isinstance(size, int) for size in sizes):
+        return written
+    return min(written, sum(size for size in sizes if isinstance(size, int)))
+
+
 def copy_candidate(
     name: str, stages: Sequence[tuple[KernelCall, ...]], group: Group, target: Target
 ) -> Candidate:  # fmt: skip
@@ -136,7 +146,10 @@ def copy_candidate(
     written = [_updated(updates[value]).value if value in updates else value for value in group.outputs]
     moved = total_bytes(read, written, group.nodes)
     if group.kind != "elementwise":
-        moved = simplify(lift(moved) * 2)
+        moved = simplify(lift(moved) + _moved_bytes(group, moved))
+    sectors = mean_sectors(calls)
+    if sectors > 1:
+        moved = floor_divide(simplify(lift(moved) * round(100 * sectors)), 100)
     cost = estimate(target.machine(), moved, chain_operations(group.nodes), programs, efficiency=0.25)
     reasons = {"form": [call.kernel.__name__ for call in calls], "grid": [str(call.grid) for call in calls]}
     return Candidate(name, tuple(map(Stage, stages)), cost, (), reasons)

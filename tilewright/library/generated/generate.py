@@ -48,9 +48,11 @@ from tilewright.library.generated.trace import (
 )
 from tilewright.library.generated.walks import (
     MEMORY_SECTOR,
+    ElementAccess,
     LoopSpace,
     grouped_space,
     line_space,
+    share_of_sectors,
     short_walk,
     walk_of,
 )
@@ -212,6 +214,17 @@ class _Traced:
         """Elements of an access of 16 bytes to the tensor with the narrowest ones."""
         loads = [part.value for store in self.stores for part in walk(store.expression) if isinstance(part, Load)]
         return 16 // max(1, min(value.dtype.itemsize for value in (*loads, *(store.target for store in self.stores))))
+
+    def accesses(self, turned: tuple[int, int, int] | None = None) -> list[ElementAccess]:
+        """What is stored, and the large tensors that are read, each once; `turned`: the axis, the step along it and the
+        elements side by side of those that are read so."""
+        elements = expected(product(self.extents))
+        found = [ElementAccess(store.index, store.target.dtype.itemsize, elements, True) for store in self.stores]
+        for load in {(load.value, load.index): load for load in self.large_loads()}.values():
+            run = turned[2] if turned is not None and load.index.coefficient(turned[0]) == turned[1] else 0
+            count = min(elements, expected(product(load.value.shape)))
+            found.append(ElementAccess(load.index, load.dtype.itemsize, count, False, run))
+        return found
 
     def begins_within_sectors(self, variables: Sequence[LoopVariable]) -> bool:
         """Whether lines that are stored, one for each step of the variables, begin within sectors of memory."""
@@ -555,7 +568,19 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     body += decompose(outer, names, "row", writer)
     body += _store_all(traced, writer)
     grid = (ceil_divide(rows, count), ceil_divide(inner.extent, columns), 1)
-    return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
+    call = _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
+    share = share_of_sectors(traced.accesses(), variables, _steps_of_rows(variables, count, columns))
+    return replace(call, sectors=share)
+
+
+def _steps_of_rows(variables: Sequence[LoopVariable], rows: int, columns: int) -> dict[int, int]:
+    """How far a block of rows and columns goes along each variable."""
+    steps = {len(variables) - 1: columns}
+    for position in reversed(range(len(variables) - 1)):
+        extent = variables[position].extent
+        steps[position] = max(1, min(rows, extent) if isinstance(extent, int) else rows)
+        rows //= steps[position]
+    return steps
 
 
 def _times_as_many(traced: _Traced) -> int:
@@ -612,7 +637,10 @@ def _tile_kernel(
         body += _turned_places(writer, row, column, inner)
     body += _store_all(traced, writer)
     grid = (ceil_divide(row.extent, rows), ceil_divide(column.extent, columns), planes)
-    return _finish(name, writer, references, {"TILE_ROWS": rows, "TILE_COLUMNS": columns}, body, grid)
+    call = _finish(name, writer, references, {"TILE_ROWS": rows, "TILE_COLUMNS": columns}, body, grid)
+    turned = (row.axes[-1], inner, inner * rows) if inner > 1 else None
+    block = {len(outer): rows, len(outer) + 1: columns}
+    return replace(call, sectors=share_of_sectors(traced.accesses(turned), ordered, block)) if loops.blocks else call
 
 
 def _turned_places(writer: Writer, row: LoopVariable, column: LoopVariable, inner: int) -> list[str]:

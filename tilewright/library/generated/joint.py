@@ -13,11 +13,13 @@ the same tensors (rotary positions of queries and keys, both with their places i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tilewright.language as tl
 from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import KernelCall
+from tilewright.library.cost import expected
 from tilewright.library.generated.generate import function_from_source, loops_of
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
@@ -60,7 +62,14 @@ def joint_call(calls: Sequence[KernelCall]) -> KernelCall:
         namespace = {"tl": tl, **{f"part_{number}": part for number, part in enumerate(parts)}}
         _JOINT[source, parts] = JITFunction.from_source(source, name, namespace)
     threads = max(call.threads for call in calls)
-    return KernelCall(_JOINT[source, parts], parameters.operands, parameters.types, {}, (start, 1, 1), threads=threads)
+    joint = KernelCall(_JOINT[source, parts], parameters.operands, parameters.types, {}, (start, 1, 1), threads=threads)
+    return replace(joint, sectors=mean_sectors(calls))
+
+
+def mean_sectors(calls: Sequence[KernelCall]) -> float:
+    """The bytes of sectors for each byte that calls need, by their programs."""
+    weights = [max(1, expected(product(call.grid))) for call in calls]
+    return sum(call.sectors * weight for call, weight in zip(calls, weights, strict=True)) / sum(weights)
 
 
 class _Parameters:

@@ -8,7 +8,7 @@ ones of what is written, and of what is read in another order, are one variable 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.library.generated.index import Index, coordinate, flatten, unflatten
@@ -84,3 +84,59 @@ def grouped_space(variables: Sequence[LoopVariable], groups: Sequence[Sequence[i
         places |= dict(zip(axis, parts, strict=True))
     shape = [variable.extent for variable in variables]
     return LoopSpace(extents, flatten([places[position] for position in range(len(variables))], shape))
+
+
+@dataclass(frozen=True)
+class ElementAccess:
+    """Elements of so many bytes that a kernel reads or writes, at the places of an index; `run`: those side by side in
+    a block, where that is known otherwise."""
+
+    index: Index
+    itemsize: int
+    elements: int
+    written: bool
+    run: int = 0
+
+
+def share_of_sectors(
+    accesses: Sequence[ElementAccess], variables: Sequence[LoopVariable], block: Mapping[int, int]
+) -> float:
+    """Bytes of the sectors that blocks touch for each byte that they need; `block` has how far one goes along the
+    variable at a position, if further than one step."""
+    needed = touched = 0.0
+    for access in accesses:
+        amount = access.elements * access.itemsize
+        needed += amount
+        touched += amount * _share(access, variables, block)
+    return touched / needed if needed else 1.0
+
+
+def _share(access: ElementAccess, variables: Sequence[LoopVariable], block: Mapping[int, int]) -> float:
+    run, size = access.run or _run(access.index, variables, block), access.itemsize
+    if run == 1:  # neighbours that are a few elements apart share sectors
+        steps = [
+            access.index.coefficient(variables[position].axes[-1]) for position, count in block.items() if count > 1
+        ]
+        near = min((step for step in steps if isinstance(step, int) and step > 0), default=MEMORY_SECTOR)
+        return min(near, max(1.0, MEMORY_SECTOR / size))
+    line = run * size
+    steps = [access.index.coefficient(variable.axes[-1]) for variable in variables]
+    begins_within = any(isinstance(step, int) and step >= run and step * size % MEMORY_SECTOR for step in steps)
+    if begins_within:
+        inside = max(0, line - MEMORY_SECTOR)
+        parts = line + MEMORY_SECTOR - inside
+    else:
+        inside = line - line % MEMORY_SECTOR
+        parts = MEMORY_SECTOR if line % MEMORY_SECTOR else 0
+    return (inside + parts * (2 if access.written else 1)) / line  # a sector written in part is read too
+
+
+def _run(index: Index, variables: Sequence[LoopVariable], block: Mapping[int, int]) -> int:
+    """Elements side by side in a block."""
+    run = 1
+    for position in walk_of(index, variables):
+        extent, count = variables[position].extent, block.get(position, 1)
+        if not isinstance(extent, int) or count < extent:
+            return run * count
+        run *= extent
+    return run
