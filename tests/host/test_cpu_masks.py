@@ -124,3 +124,25 @@ def test_reductions_share_a_loop_past_arithmetic_with_their_results(rng):
     x, out = rng.standard_normal((3, 1000)).astype(np.float32), np.zeros(3, np.float32)
     two_sums[(3,)](x, out, 1000, C=1024)
     np.testing.assert_allclose(out, x.astype(float).var(1), rtol=1e-4)
+
+
+@tilewright.jit
+def two_numbers(x, factors, out, batches, rows, columns, C: tl.constexpr):
+    """One number in the masks of a block of several rows and of one that is broadcast to them."""
+    batch = tl.program_id(1) // 2
+    row = (tl.program_id(0) * 2 + tl.arange(0, 2))[:, None]
+    column = tl.arange(0, C)[None, :]
+    exists, inside = batch < batches, (row >= tl.program_id(1) - 3) & (row < rows)
+    place = (batch * rows + row) * columns + column
+    value = tl.load(x + place, mask=(column < columns) & inside & exists, other=0.0)
+    factor = tl.load(factors + row + column * 0, mask=((column < columns) & exists) & inside, other=0.0)
+    tl.store(out + place, value * factor, mask=(column < columns) & inside & exists)
+
+
+def test_one_number_in_masks_of_several_shapes(rng):
+    x, factors = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 5, 90), 5))
+    out = np.zeros_like(x)
+    two_numbers[(3, 6)](x, factors, out, 2, 5, 90, C=128)
+    expected = x * factors[:, None]
+    expected[1, 0] *= 1
+    np.testing.assert_array_equal(out, expected)

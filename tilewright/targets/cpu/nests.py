@@ -727,7 +727,9 @@ class NestEmitter:
                 found = {value: mask for value, mask in found.items() if key not in mask.keys}
         if not found:
             return limit
-        holds = evaluator.all_of([evaluator.evaluate(mask, tuple(ZERO for _ in mask.type.shape)) for mask in found], 1)
+        parts = [evaluator.evaluate(mask, tuple(ZERO for _ in mask.type.shape)) for mask in found]
+        parts = list({part.text: part for part in parts}.values())
+        holds = evaluator.emit_at(parts, lambda: evaluator.all_of(parts, 1))
         count = builder.integer(extent) if limit is None else limit.count
         count = evaluator.emit_at([holds, count], lambda: builder.select(holds, count, builder.integer(0)))
         known = {value: mask.axis for value, mask in found.items()}
