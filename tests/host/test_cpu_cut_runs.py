@@ -269,3 +269,34 @@ def test_quotients_in_buffers(divisor):
     types = {"x": "*f32", "out": "*f32", "divisor": "i32", "other": "i32"}
     function = traced(looked_up, types, {"BLOCK": 128}, ("x", "out"))
     check(function, [draw(1000), np.zeros(128, np.float32), divisor, 29])
+
+
+@tilewright.jit
+def bordered(x, out, sums, n, columns, width, left, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column = i // width, i % width - left
+    column = tl.where(column < 0, -column, column)
+    column = tl.minimum(column, 2 * columns - 2 - column)
+    value = tl.load(x + row * columns + column, mask=(i < n) & (column >= 0), other=9.0)
+    tl.store(out + i, value, mask=i < n)
+    tl.store(sums + tl.where(i % 5 == 4, n - 1 - i, i), value * 2.0, mask=(i < n) & (i % 5 < 4))
+
+
+BORDERED = {"x": "*f32", "out": "*f32", "sums": "*f32", **dict.fromkeys(("n", "columns", "width", "left"), "i32")}
+
+
+@pytest.mark.parametrize("left", [0, 1, 3, 20])
+@pytest.mark.parametrize("columns", [2, 21, 100])
+def test_mirrored_borders(columns, left):
+    """Lanes that mostly lie together, with others at either end of a row, and stores of lanes with gaps."""
+    rows, width = 6, columns + left + 2
+    function = traced(bordered, BORDERED, {"BLOCK": 128}, ("x", "out", "sums"))
+    x, out, sums = draw((rows, columns)), np.zeros((rows, width), np.float32), np.zeros(rows * width, np.float32)
+    check(function, [x, out, sums, out.size, columns, width, left], (-(-out.size // 128),))
+
+
+def test_lanes_that_no_memory_places_are_compared():
+    text = lowered(traced(bordered, BORDERED, {"BLOCK": 128}, ("x", "out", "sums")), SERVER).text
+    together = [part.split("\nmostly.")[0] for part in text.split("\nmostly.together.")[1:]]
+    assert any("masked.load.v16f32" in part for part in together)
+    assert any("masked.store.v16f32" in part for part in together)

@@ -107,7 +107,7 @@ def pointer_classes(kind: np.dtype) -> tuple[ArgumentClass, ArgumentClass]:
             f"an array of dtype {kind} cannot be passed to a kernel; "
             f"convert it to one of {', '.join(entry.name for entry in dtypes.DTYPES)}"
         ) from None
-    return _by_alignment(scalar(PointerType(element)), None)
+    return _by_alignment(element, None)
 
 
 def _classify_array(value: np.ndarray) -> Classified:
@@ -130,8 +130,7 @@ class _TorchClasses(dict[Any, tuple[ArgumentClass, ArgumentClass]]):
         self.place = place
 
     def __missing__(self, dtype: Any) -> tuple[ArgumentClass, ArgumentClass]:
-        pointer = scalar(PointerType(_torch_element(dtype)))
-        found = _by_alignment(pointer, self.place)
+        found = _by_alignment(_torch_element(dtype), self.place)
         self[dtype] = found
         return found
 
@@ -176,6 +175,7 @@ def _classify_dispatching(value: Any) -> Classified:
     return _classify_torch(value)
 
 
+@lru_cache(maxsize=256)
 def _torch_element(kind: Any) -> DType:
     name = str(kind).removeprefix("torch.")
     name = {
@@ -190,10 +190,10 @@ def _torch_element(kind: Any) -> DType:
     return dtypes.BY_NAME[name]
 
 
-def _by_alignment(pointer: TensorType, place: DevicePlace | None) -> tuple[ArgumentClass, ArgumentClass]:
+@lru_cache(maxsize=1024)
+def _by_alignment(element: DType, place: DevicePlace | None) -> tuple[ArgumentClass, ArgumentClass]:
     """Classes of arrays that are aligned to 16 bytes, and of others."""
-    assert isinstance(pointer.element, PointerType)
-    least = pointer.element.element.itemsize
+    pointer, least = scalar(PointerType(element)), element.itemsize
     return argument_class(pointer, 16, None, place), argument_class(pointer, least, None, place)
 
 
@@ -309,7 +309,7 @@ def _classify_exchanged(value: Any) -> Classified:
     if not memory.is_device_array(value):
         return _classify_array(dlpack.as_numpy(value))
     found = memory.inspect(value)
-    aligned, unaligned = _by_alignment(scalar(PointerType(found.element)), found.place)
+    aligned, unaligned = _by_alignment(found.element, found.place)
     return (aligned if found.address & 15 == 0 else unaligned), found.address
 
 
@@ -320,7 +320,7 @@ def _classify_described(value: Any) -> Classified:
 def _classify_stand_in(value: Any) -> Classified:
     """Something with an address and a dtype: another view of a tensor, a pointer, a stand-in for a tensor."""
     place = getattr(classify(value.base)[0], "place", None) if isinstance(value, TensorWrapper) else None
-    aligned, unaligned = _by_alignment(scalar(PointerType(element_of(value.dtype))), place)
+    aligned, unaligned = _by_alignment(element_of(value.dtype), place)
     address = value.data_ptr()
     if address % unaligned.divisibility:
         raise LaunchError(f"the address {address:#x} is no multiple of the size of {value.dtype}")

@@ -265,10 +265,23 @@ class CompiledKernel(ABC):
             name = self.argument_names[self.run_time[number]] if self.argument_names else number
             raise type(error)(f"kernel '{self.name}', argument '{name}': {error}") from None
 
+    def slots(self, arguments: Sequence[Any]) -> list[Any]:
+        """The slots of all run-time arguments."""
+        try:
+            return [classify(argument)[1] for argument in arguments]
+        except (LaunchError, DeviceError):
+            return [self.slot(*pair) for pair in enumerate(arguments)]  # raises the same with the argument's name
+
+    @cached_property
+    def _divided(self) -> tuple[tuple[int, int], ...]:
+        """The run-time arguments that the code takes for multiples of a number, by their own number, and that one."""
+        return tuple((number, divisor) for number, divisor in enumerate(self.divisors) if divisor > 1)
+
     def check_divisors(self, slots: Sequence[Any]) -> None:
         """Raise `LaunchError` for addresses and integers that the code takes for multiples of a number they are not."""
-        for number, (slot, divisor) in enumerate(zip(slots, self.divisors, strict=False)):
-            if divisor > 1 and isinstance(slot, int) and slot % divisor:
+        for number, divisor in self._divided:
+            slot = slots[number]
+            if isinstance(slot, int) and slot % divisor:
                 name = self.argument_names[self.run_time[number]]
                 slot_text = f"address {slot:#x}" if self.binary.parameters[number].startswith("*") else f"value {slot}"
                 raise LaunchError(
@@ -292,13 +305,19 @@ class CompiledKernel(ABC):
                 raise read_only_error(self.name, self.function.region.arguments[number].name)
         raise_versions(stored)
 
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, ...]]:
+        """Where the run-time arguments are among so many arguments: all of the source, or those but for constexprs."""
+        if not self.argument_names:
+            return {}
+        lists = self.variable, tuple(range(len(self.argument_names)))
+        return {len(given): tuple(given.index(index) for index in self.run_time) for given in lists if given}
+
     def run_time_arguments(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Those of all arguments of the source that are run-time arguments; raises `LaunchError` for another count."""
-        for given in (tuple(range(len(self.argument_names))), self.variable):
-            if self.argument_names and len(arguments) == len(given):
-                places = [given.index(index) for index in self.run_time]
-                arguments = tuple(arguments[place] for place in places)
-                break
+        places = self._places.get(len(arguments))
+        if places is not None:
+            arguments = tuple([arguments[place] for place in places])
         if len(arguments) != len(self.binary.parameters):
             count = len(self.binary.parameters)
             raise LaunchError(f"kernel '{self.name}' takes {count} run-time arguments, got {len(arguments)}")

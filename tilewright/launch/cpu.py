@@ -125,8 +125,7 @@ class CPUKernel(CompiledKernel):
                 kernel = self.unaligned  # generated host code on the CPU does not copy what is not aligned
                 kernel.check_divisors(slots)  # of integers
                 break
-        names = kernel.argument_names and [kernel.argument_names[place] for place in kernel.run_time]
-        kernel.run(grid, slots, kernel.extents(values, names or kernel.binary.parameters))
+        kernel.run(grid, slots, kernel._reached(values))
 
     def _launch(self, packed: bytes, grid: tuple[int, int, int], record: int | None = None) -> bool:
         binary = self.binary
@@ -185,6 +184,11 @@ class CPUKernel(CompiledKernel):
             return []
         described = zip(self.binary.parameters, names, arguments, strict=True)
         return [extent_of(name, argument) for kind, name, argument in described if kind.startswith("*")]
+
+    def _reached(self, arguments: Sequence[Any]) -> list[Extent]:
+        """What the pointers among run-time arguments may reach, by the source's names."""
+        names = self.argument_names and [self.argument_names[place] for place in self.run_time]
+        return self.extents(arguments, names or self.binary.parameters)
 
     @contextmanager
     def watched(self, extents: Sequence[Extent] = ()) -> Iterator[int]:
@@ -261,11 +265,10 @@ class CPUKernel(CompiledKernel):
 
         def call(*arguments: Any) -> None:
             given = self.run_time_arguments(arguments)
-            slots = [self.slot(*pair) for pair in enumerate(given)]
+            slots = self.slots(given)
             self.check_divisors(slots)
             self.prepare_stores(given)
-            names = self.argument_names and [self.argument_names[place] for place in self.run_time]
-            self.run(extents, slots, self.extents(given, names or self.binary.parameters))
+            self.run(extents, slots, self._reached(given) if self.checks_bounds else ())
 
         return call
 

@@ -87,7 +87,7 @@ class CompiledSource(metaclass=ABCMeta):  # noqa: B024  (of this metaclass for `
 
     def _start(self, grid: tuple[int, int, int], stream: Any, given: tuple[Any, ...]) -> None:
         kernel = self.kernel
-        slots = [kernel.slot(*pair) for pair in enumerate(given)]
+        slots = kernel.slots(given)
         extents = full_grid(grid)
         kernel.run_given(extents, slots, given, driver.active.get_current_device(), stream)
 

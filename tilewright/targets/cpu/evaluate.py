@@ -30,7 +30,7 @@ from tilewright.targets.cpu.indices import ZERO, Indices, LaneIndex
 from tilewright.targets.cpu.nearest_bytes import rounded_to_bytes, saturated_bytes
 from tilewright.targets.cpu.pair_sums import PAIR_LANES, added_pairs, pair_sum
 from tilewright.targets.cpu.register_tables import fits_register, looked_up, low_bits
-from tilewright.targets.cpu.repeats import load_mostly, usual_steps
+from tilewright.targets.cpu.repeats import load_mostly, load_together, may_lie_together, usual_steps
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.streams import fetch_ahead, is_streamed
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, literal, vector_type
@@ -679,6 +679,8 @@ class Evaluator:
         usual = usual_steps(self, operation.operands[0], indices)
         if usual:
             return load_mostly(self, operation, indices, mask, other, usual)
+        if may_lie_together(self, operation.operands[0], indices):
+            return load_together(self, operation, indices, mask, other)
         pointers = self.vector(operation.operands[0], indices, lanes)
         valid = self.existing(indices, lanes)
         masks = [part for part in (mask, valid) if part is not None]

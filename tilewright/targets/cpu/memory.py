@@ -6,7 +6,7 @@ from tilewright.ir.core import Operation
 from tilewright.ir.types import Element
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.indices import Indices
-from tilewright.targets.cpu.repeats import store_mostly, usual_steps
+from tilewright.targets.cpu.repeats import may_lie_together, store_mostly, store_together, usual_steps
 from tilewright.targets.cpu.streams import fetch_ahead
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 from tilewright.targets.llvm.conversions import memory_type
@@ -58,6 +58,9 @@ def emit_store(evaluator: Evaluator, operation: Operation, indices: Indices, kno
     chosen = combined or builder.constant(vector_type("i1", lanes), True)
     if 1 in usual_steps(evaluator, pointer, indices):
         store_mostly(evaluator, pointer, indices, apart(builder, stored), chosen, element.itemsize)
+        return
+    if may_lie_together(evaluator, pointer, indices):
+        store_together(evaluator, pointer, indices, apart(builder, stored), chosen, element.itemsize)
         return
     pointers = evaluator.vector(pointer, indices, lanes)
     builder.scatter(stored, pointers, chosen, element.itemsize)
