@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -300,3 +302,54 @@ def test_lanes_that_no_memory_places_are_compared():
     together = [part.split("\nmostly.")[0] for part in text.split("\nmostly.together.")[1:]]
     assert any("masked.load.v16f32" in part for part in together)
     assert any("masked.store.v16f32" in part for part in together)
+
+
+@tilewright.jit
+def windows(x, out, images, channels, height, width, P: tl.constexpr, C: tl.constexpr):
+    """The image of a pixel is a quotient of a quotient, which two masks and two addresses use."""
+    place = tl.program_id(0) * P + tl.arange(0, P)
+    line, column = place // width, place % width
+    image, row = line // height, line % height
+    x += (image * channels * height * width)[:, None]
+    out += (image * channels * height * width)[:, None]
+    channel = tl.arange(0, C)[None, :]
+    to = out + channel * height * width + (row * width + column)[:, None]
+    for down in range(3):
+        y = row + down - 1
+        inside = ((image < images) & (y >= 0) & (y < height))[:, None] & (channel < channels)
+        value = tl.load(x + channel * height * width + (y * width + column)[:, None], mask=inside, other=0.0)
+        there = (image < images)[:, None] & (channel < channels)
+        tl.store(to + down * images * channels * height * width, value, mask=there)
+
+
+WINDOWS = {"x": "*f32", "out": "*f32", **dict.fromkeys(("images", "channels", "height", "width"), "i32")}
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 5, 21), (1, 4, 7, 36), (3, 2, 3, 5), (1, 1, 40, 1)])
+def test_quotients_of_quotients(sizes):
+    images, channels, height, width = sizes
+    function = traced(windows, WINDOWS, {"P": 64, "C": 4}, ("x", "out"))
+    x = draw((images, channels, height, width))
+    check(function, [x, np.zeros((3, *x.shape), np.float32), *sizes], (-(-images * height * width // 64),))
+
+
+def test_quotients_that_place_loads_have_no_buffers():
+    text = lowered(traced(windows, WINDOWS, {"P": 64, "C": 4}, ("x", "out")), SERVER).text
+    long = [part.split("cut.short.")[0] for part in text.split("\ncut.long.")[1:]]
+    assert long and all("gather" not in part and "scatter" not in part for part in long)
+    assert any("masked.load.v16f32" in part for part in long) and any("masked.store.v16f32" in part for part in long)
+
+
+def test_loops_whose_vectors_are_short_are_cut():
+    """Where 4 divides the columns, vectors of 4 lie together, whole ones where 16 does, and in runs."""
+    function = traced(rows_apart, ROWS_APART, {"BLOCK": 128}, ("x", "out"))
+    parameters = [
+        replace(each, divisibility=4) if value.name in ("columns", "stride", "other_stride") else each
+        for each, value in zip(function.parameters, function.region.arguments, strict=True)
+    ]
+    function = replace(function, parameters=parameters)
+    text = lowered(function, SERVER).text
+    assert "\nruns.wide." in text and "\ncut.long." in text
+    for columns in (4, 12, 36, 64):
+        x, out = draw((7, columns + 4)), np.zeros((7, columns + 8), np.float32)
+        check(function, [x, out, 7 * columns, columns, columns + 4, columns + 8], (-(-7 * columns // 128),))

@@ -7,7 +7,8 @@ Between two multiples of `n` the quotient is one number, and the remainder grows
 runs from cut to cut: quotients are computed once for each run, and what is affine in them and in remainders is reached
 by plain vectors, as if nothing were divided.  Runs begin at any element and end with a masked vector.
 
-A launch whose divisors are smaller than half of a vector takes the other version of the loop.
+A launch whose divisors are smaller than half of a vector takes the other version of the loop; smaller than two vectors
+where that has short vectors, as of 8 lanes where 8 is known to divide them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright.targets.cpu.schedule import Root
 
 _REGULAR = (-1, 0, 1)
+_LEAST_LANES = 4
 
 
 class RunAnalysis(AffineAnalysis):
@@ -84,12 +86,14 @@ def in_run(evaluator: Evaluator, operation: Operation, indices: Indices, place: 
 
 @dataclass(frozen=True)
 class Cut:
-    """A quotient or remainder that ends runs: its place among a root's axes, and how its dividend grows."""
+    """A quotient or remainder that ends runs: its place among a root's axes, how its dividend grows, and the smallest
+    divisor whose runs are long enough."""
 
     value: SSAValue
     root: Root
     axes: Axes
     step: int
+    least: int
 
     @property
     def divisor(self) -> SSAValue:
@@ -120,8 +124,50 @@ class CutRuns:
         self.lanes = lanes
         self.analysis = RunAnalysis(function) if divided and whole else None
 
+    def known_in_runs(self, function: Function, narrow: AffineAnalysis) -> set[SSAValue]:
+        """What is known in runs alone of the quotients of addresses that become regular there, and of what comes of
+        them, such as masks: a buffer of it would leave loops uncut."""
+        if self.analysis is None:
+            return set()
+        found = self._placing(function, narrow)
+        for operation in function.walk() if found else ():
+            if operation.opcode == "load" or found.isdisjoint(operation.operands):
+                continue
+            kinds = [result for result in operation.results if result.type.rank and _is_whole(result)]
+            found.update(result for result in kinds if self._known_in_runs_alone(result, narrow))
+        return found
+
+    def _placing(self, function: Function, narrow: AffineAnalysis) -> set[SSAValue]:
+        """The quotients and remainders of addresses that are regular in runs, and only there."""
+        found: set[SSAValue] = set()
+        pointers = [operation.operands[0] for operation in function.walk() if operation.opcode in ("load", "store")]
+        seen, pending = set(), [pointer for pointer in pointers if self._becomes_regular_along(pointer, narrow)]
+        while pending:
+            value = pending.pop()
+            if value in seen or value.type.is_scalar or value.definition is None or value.definition.opcode == "load":
+                continue
+            seen.add(value)
+            if value.definition.opcode in ("divide", "remainder") and self._known_in_runs_alone(value, narrow):
+                found.add(value)
+            pending += value.definition.operands
+        return found
+
+    def _known_in_runs_alone(self, value: SSAValue, narrow: AffineAnalysis) -> bool:
+        assert self.analysis is not None
+        pairs = zip(self.analysis.all_axes(value), narrow.all_axes(value), strict=True)
+        return any(fact.step is not None and not other.covers(self.lanes) for fact, other in pairs)
+
+    def _becomes_regular_along(self, pointer: SSAValue, narrow: AffineAnalysis) -> bool:
+        return any(
+            extent >= 2 * self.lanes
+            and self._is_regular(self.analysis, pointer, axis)
+            and not self._is_regular(narrow, pointer, axis)
+            for axis, extent in enumerate(pointer.type.shape)
+        )
+
     def cuts(self, roots: Sequence[Root], axes: Mapping[Root, int], narrow: AffineAnalysis) -> list[Cut]:
         """The cuts of a loop over vectors along an axis; none where cutting it makes nothing better."""
+        long = 2 * self.lanes if self._has_short_vectors(roots, axes, narrow) else self.lanes // 2
         if self.analysis is None or any(root.reads.reshaped_along(axes[root]) for root in roots):
             return []
         if any(self._lies_in_buffers(root, axes[root], narrow) for root in roots):
@@ -137,10 +183,13 @@ class CutRuns:
                     if SCATTERED in mapping:
                         return []
                     assert value.definition is not None
-                    found.setdefault((root, mapping, tuple(value.definition.operands)), Cut(value, root, mapping, step))
+                    found.setdefault(
+                        (root, mapping, tuple(value.definition.operands)),
+                        Cut(value, root, mapping, step, max(2, long * step)),
+                    )
                     worth = worth or not narrow.along(value, place).covers(self.lanes)
             worth = worth or bool(found) and self._becomes_regular(root, axes[root], narrow)
-        small = any(0 < (constant_of(cut.divisor) or self.lanes * cut.step) < self.least(cut) for cut in found.values())
+        small = any(0 < (constant_of(cut.divisor) or cut.least) < cut.least for cut in found.values())
         return list(found.values()) if worth and not small else []
 
     def _lies_in_buffers(self, root: Root, axis: int, narrow: AffineAnalysis) -> bool:
@@ -161,19 +210,25 @@ class CutRuns:
         whole = rows.run == 0 or self._is_regular(narrow, pointer, 0)
         return whole and rows.step == 1 and columns.step not in _REGULAR
 
-    def least(self, cut: Cut) -> int:
-        """The smallest divisor whose runs are long enough."""
-        return max(2, self.lanes // 2 * cut.step)
+    def _has_short_vectors(self, roots: Sequence[Root], axes: Mapping[Root, int], narrow: AffineAnalysis) -> bool:
+        """Whether a loop that is not cut reaches everything by vectors, of fewer lanes."""
+        accesses = [access for root in roots for access in self._accesses(root, axes[root])]
+        facts = [narrow.along(pointer, place) for pointer, place in accesses]
+        return all(fact.step in _REGULAR and fact.covers(_LEAST_LANES) for fact in facts)
 
     def _becomes_regular(self, root: Root, axis: int, narrow: AffineAnalysis) -> bool:
+        return any(
+            self._is_regular(self.analysis, pointer, place) and not self._is_regular(narrow, pointer, place)
+            for pointer, place in self._accesses(root, axis)
+        )
+
+    @staticmethod
+    def _accesses(root: Root, axis: int) -> list[tuple[SSAValue, int]]:
+        """The pointers of a root that may change along an axis of its domain, and which of their own it is."""
         accesses = [(load.operands[0], mapping) for load, mapping in root.reads.loads]
         if root.kind == "store":
             accesses.append((root.operation.operands[0], tuple(range(len(root.domain)))))
-        return any(
-            self._is_regular(self.analysis, pointer, place) and not self._is_regular(narrow, pointer, place)
-            for pointer, mapping in accesses
-            for place in [place for place, each in enumerate(mapping) if each == axis]
-        )
+        return [(pointer, place) for pointer, mapping in accesses for place, each in enumerate(mapping) if each == axis]
 
     def _is_regular(self, analysis: AffineAnalysis | None, pointer: SSAValue, place: int) -> bool:
         assert analysis is not None
@@ -181,12 +236,17 @@ class CutRuns:
         return fact.step in _REGULAR and fact.covers(self.lanes)
 
 
-def long_enough(evaluator: Evaluator, runs: CutRuns, cuts: Iterable[Cut]) -> LLVMValue | None:
+def _is_whole(value: SSAValue) -> bool:
+    """Whether a block has integers, or booleans."""
+    return not value.type.is_pointer and value.type.dtype.is_integer
+
+
+def long_enough(evaluator: Evaluator, cuts: Iterable[Cut]) -> LLVMValue | None:
     """Whether a launch's divisors are large enough; None where all are known to be."""
     builder, result = evaluator.builder, None
     for cut in cuts:
         if cut.scalar is not None:
-            large = builder.compare("sge", evaluator.wide_scalar(cut.scalar), runs.least(cut))
+            large = builder.compare("sge", evaluator.wide_scalar(cut.scalar), cut.least)
             result = large if result is None else builder.binary("and", result, large)
     return result
 

@@ -64,7 +64,7 @@ class NestEmitter:
         self.cut_runs = placement.cut_runs
         self.partitioner = Partitioner(scheduler, placement.aliasing, self.width, target.l1_bytes)
         self.on_nest: Callable[[], None] = lambda: None
-        self._has_versions = False  # whether the open nest is one of two, for numbers known at run time
+        self._has_versions = False  # whether the vectors of the open nest are whole by what a launch knows
         self._quick: set[Root] = set()  # reductions of the innermost loop that pass over NaN by one comparison
 
     def group(self, roots: Sequence[Root]) -> None:
@@ -130,7 +130,7 @@ class NestEmitter:
         for block, analysis in ((wide, self.wide_runs.analysis), (plain, narrow)):
             builder.start(block)
             self.analysis = self.evaluator.analysis = analysis
-            self._has_versions = True
+            self._has_versions = block is wide  # the other one may be cut
             with self.evaluator.scope(before):
                 self._flat_nest(roots, bound)
             builder.branch(after)
@@ -530,7 +530,7 @@ class NestEmitter:
         if not cuts:
             return plain()
         builder = self.builder
-        fits = long_enough(self.evaluator, self.cut_runs, cuts)
+        fits = long_enough(self.evaluator, cuts)
         if fits is None:
             self._in_runs(cuts, roots, bound, axes, limit, body)
             return []

@@ -53,6 +53,7 @@ class Placement:
         self.target = target
         self.analysis = analysis
         self.cut_runs = CutRuns(function, target.vector_bits // 32)
+        self._in_runs = set() if target.quick else self.cut_runs.known_in_runs(function, analysis)
         self.aliasing = Aliasing(function, analysis, careful)
         self.stored: set[SSAValue] = set()
         self.remarks: list[Remark] = []
@@ -245,6 +246,8 @@ class Placement:
         own = _COSTS.get(opcode, 1)
         if opcode in ("divide", "remainder") and not value.type.dtype.is_float:
             own = 4
+        if value in self._in_runs:
+            own = 0  # for each run, not for each element
         if opcode == "gather" and fits_register(operation.operands[0].type, self.target.table_lanes):
             own = 1
         return inner + own
