@@ -107,7 +107,7 @@ def _masked(
 
 
 def may_lie_together(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> bool:
-    """Whether to compare the addresses of all lanes: where the analysis knows nothing of them, and no memory says them."""
+    """Whether to compare the addresses of all lanes: where neither the analysis knows them nor memory says them."""
     place, lanes = next((place, index.lanes) for place, index in enumerate(indices) if index.lanes > 1)
     fact = evaluator.analysis.along(pointer, place)
     if fact.step is not None or fact.uniform or not is_computed(pointer):
