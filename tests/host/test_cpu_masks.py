@@ -146,3 +146,23 @@ def test_one_number_in_masks_of_several_shapes(rng):
     expected = x * factors[:, None]
     expected[1, 0] *= 1
     np.testing.assert_array_equal(out, expected)
+
+
+@tilewright.jit
+def repeated(x, factors, out, n, m, N: tl.constexpr, M: tl.constexpr):
+    """One row of `x` for all rows of a tile that is transposed."""
+    i, j = tl.arange(0, N), tl.arange(0, M)
+    place = tl.broadcast_to(j[None, :], (N, M))
+    inside = (i < n)[:, None] & (j < m)[None, :]
+    row = tl.load(x + place, mask=inside & (place != n), other=2.0)
+    value = row + tl.load(factors + (i * 7)[:, None] + j[None, :], mask=inside)
+    tl.store(out + i[:, None] + j[None, :] * n, value, mask=inside)
+
+
+@pytest.mark.parametrize("m", [1, 3, 4])
+def test_rows_that_do_not_change_are_read_where_their_mask_is_known(m, rng):
+    x, factors = rng.standard_normal(4).astype(np.float32), rng.standard_normal(300).astype(np.float32)
+    out = np.zeros((m, 30), np.float32)
+    repeated[(1,)](x, factors, out, 30, m, N=32, M=4)
+    places = np.arange(30) * 7 + np.arange(m)[:, None]
+    np.testing.assert_array_equal(out, x[:m, None] + factors[places])

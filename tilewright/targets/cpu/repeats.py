@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from tilewright.targets.cpu.indices import Indices, LaneIndex
 
 
+_COMPUTED = ELEMENTWISE | REARRANGING | {"arange", "constant"}
+
+
 def usual_steps(evaluator: Evaluator, pointer: SSAValue, indices: Indices) -> tuple[int, ...]:
     """The steps, of 1, 0 and -1, that the lanes of a pointer block mostly have, or may have all at once."""
     place = next(place for place, index in enumerate(indices) if index.lanes > 1)
@@ -117,15 +120,15 @@ def may_lie_together(evaluator: Evaluator, pointer: SSAValue, indices: Indices) 
 
 def is_computed(value: SSAValue) -> bool:
     """Whether a block is arithmetic with numbers and positions alone."""
-    seen, found = set(), [value]
+    seen: set[SSAValue] = set()
+    found = [value]
     while found:
-        operation = found.pop().definition
-        if operation is None or operation in seen:
+        each = found.pop()
+        if each in seen or each.type.rank == 0:
             continue
-        seen.add(operation)
-        if operation.result.type.rank == 0:
-            continue
-        if operation.opcode not in ELEMENTWISE and operation.opcode not in (*REARRANGING, "arange", "constant"):
+        seen.add(each)
+        operation = each.definition
+        if operation is None or operation.opcode not in _COMPUTED:
             return False
         found += operation.operands
     return True

@@ -139,6 +139,8 @@ class Transposer:
     def _lanes(self, start: LLVMValue, end: LLVMValue, phase: ComparisonPhase | None, ragged: bool) -> LaneIndex:
         """The positions of a tile along an axis."""
         mask = self.builder.lane_mask(self.builder.subtract(end, start), self.turn.side) if ragged else None
+        if mask is not None:
+            self.evaluator.know(mask)
         return LaneIndex(start, self.turn.side, phase, mask)
 
     def _indices(self, places: dict[int, LaneIndex]) -> Indices:
