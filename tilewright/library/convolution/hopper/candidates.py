@@ -13,7 +13,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.convolution.hopper import kernel as hopper
-from tilewright.library.convolution.hopper.choice import ranked_configs
+from tilewright.library.convolution.hopper.choice import ranked_configs, row_bytes
 from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.hopper.folded_pixels import in_rows_of_pixels
 from tilewright.library.convolution.operands import Moves
@@ -26,7 +26,7 @@ from tilewright.library.generated.index import dense_strides
 from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.simt import product_cost
-from tilewright.library.packing import order_recipe, runs_recipe
+from tilewright.library.packing import Recipe, order_recipe, runs_recipe, windows_recipe
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import packed_weights
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, substitute
@@ -158,9 +158,9 @@ def hopper_candidates(
             return []
         (image, weights), stages, temporaries = _as_they_lie(anchor, x, w, pixels), moves.stages, moves.temporaries
     elif not is_padded(x, w) and not runs:
-        packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
-        weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
         image = _direct_image(anchor, x, w, groups)
+        packed = packed_weights(w, _taps_recipe(channels, image), graph, target)
+        weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
         stages, temporaries = (*moves.stages, *stages), (*moves.temporaries, *temporaries)
     else:
         found = _padded_image(anchor, moves, x, w, graph, pixels, target) if x.dtype.itemsize > 1 else None
@@ -228,6 +228,20 @@ def _is_overlapped(image: _Image) -> bool:
     return near and expected(apart) < image.shape[3]
 
 
+def _taps_recipe(channels: int, image: _Image) -> Recipe:
+    """The recipe of weights as [columns, taps, channels]; neighbouring taps may be one run of the image."""
+    whole, taps = _in_whole_rows(image.channels, image.place), image.channels // channels
+    return order_recipe((0, 2, 3, 1)) if whole == image.channels else windows_recipe(channels, taps, whole)
+
+
+def _in_whole_rows(channels: int, x: Value) -> int:
+    """The channels of a tap of the weights, in whole rows of tensor copies: rows of weights that are cut take many
+    times as long."""
+    size = x.dtype.itemsize
+    row = row_bytes(channels * size)
+    return -(-channels * size // row) * row // size
+
+
 def _described(config: ConvolutionConfig) -> str:
     unit = " x ".join(map(str, config.UNIT))
     text = f"{config.units} units of {unit} pixels by {config.BN}, {config.CONSUMERS} warpgroups, depth {config.BK}, "
@@ -278,7 +292,7 @@ def _as_they_lie(anchor: Node, x: Value, w: Value, pixels: int) -> tuple[_Image,
         strides=(*direct.strides[:2], pixels * step_x * channels, 1), kernel=(kernel_y, 1), stride=(step_y, 1),
         pad=(direct.pad[0], 0), dilation=(direct.dilation[0], 1),
     )  # fmt: skip
-    return image, PackedConstant(w, runs_recipe(channels, 1, run, pixels, step_x))
+    return image, PackedConstant(w, runs_recipe(channels, 1, _in_whole_rows(run, x), pixels, step_x))
 
 
 def _window(w: Value) -> tuple[int, int]:
@@ -343,8 +357,7 @@ def _padded_image(
     other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or (pixels > 1 and w not in graph.constants)
     if other or not isinstance(width, int) or not isinstance(out_width, int):
         return None
-    unit = _TILED_BYTES // x.dtype.itemsize
-    runs = _Runs.of(anchor, x, w, pixels)
+    unit, runs = _TILED_BYTES // x.dtype.itemsize, _Runs.of(anchor, x, w, pixels)
     fold, pixel, run = runs.fold, runs.fold * runs.wide, runs.length
     taps, step = -(-kernel_y // fold), step_y // fold
     lines = simplify(lift(out_height) * step + (taps - step))
@@ -359,7 +372,8 @@ def _padded_image(
         copy, (images, lines, out_width, run), (simplify(lift(lines) * row), row, pixels * step_x * pixel, 1),
         (images, out_height, out_width), length, (taps, 1), (step, 1),
     )  # fmt: skip
-    weights = packed_weights(w, runs_recipe(runs.wide, fold, length, pixels, step_x), graph, target)
+    wide = runs_recipe(runs.wide, fold, _in_whole_rows(length, x), pixels, step_x)
+    weights = packed_weights(w, wide, graph, target)
     entries = next_power_of_2(pixel)
     block = min(256, next_power_of_2(padded), max(1, 1024 // entries))
     source, steps = x, (simplify(lift(height) * width * channels), width * channels, channels, 1)
@@ -425,13 +439,12 @@ def _call(
     )  # fmt: skip
     if config.GROUPS > 1:
         shape, strides = (images, height, width, config.GROUPS, columns), (*strides[:-1], columns, 1)
-    taps = config.KERNEL[0] * config.KERNEL[1]
+    taps, row = config.KERNEL[0] * config.KERNEL[1], _in_whole_rows(image.channels, image.place)
     result = TiledOperand(slots.stored, shape, strides, config.out_block)
     operands: dict[str, Operand] = {
         "x": TiledOperand(image.place, image.shape, image.strides, config.image_block, config.steps),
         "w": TiledOperand(
-            weights, (all_columns, taps, image.channels), (taps * image.channels, image.channels, 1),
-            config.weight_block,
+            weights, (all_columns, taps, row), (taps * row, row, 1), config.weight_block
         ),
         "residual": result if not config.RESIDUAL_TILES or residual is None else replace(result, value=residual),
         "out": result, "images": images, "height": height, "width": width, "columns": columns,

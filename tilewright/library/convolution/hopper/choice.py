@@ -25,11 +25,12 @@ _SPAN = 700.0
 _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
 _CONVOLUTION_FILL = 1200.0
-# Of a stage, and of each row of its copies: rows that are no longer than 32 bytes, and runs of memory that reach over
-# each other (H200, 2026-11-29: stages of 80, 144 and 208 short rows took 361, 384 and 474, of 96, 160 and 224 runs 483,
-# 731 and 921).
-_STAGE_CLOCKS, _SHORT_ROW, _RUN = 200.0, 1.3, 3.3
-_SHORT_ROW_BYTES = 32
+# Of a stage, and of each row of its copies: rows that are no longer than 64 bytes, runs of memory that reach over each
+# other, and rows that reach over the end of the channels (H200: stages of 96, 160 and 224 runs took 483, 731 and 921;
+# 2026-12-01: stages of 80, 96, 208 and 224 short rows 288, 337, 586 and 738, and 128 more cut rows 589; the box of
+# pixels does not matter).
+_STAGE_CLOCKS, _SHORT_ROW, _RUN, _CUT_ROW = 100.0, 2.4, 3.7, 4.6
+_SHORT_ROW_BYTES = 64
 _FEW_SHARED = 3  # configs whose CTAs share their depth that are listed before others
 
 
@@ -61,10 +62,7 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     # A product of 64 rows and 16 elements of depth takes as long as tensor cores need, or as its operands to be read.
     instruction = 2 * 64 * 16 * config.BN / machine.wgmma
     multiplied = config.units * config.BK * config.INPUT.itemsize / 32 * max(instruction, 16 + config.BN / 4)
-    loaded = config.stage_bytes / machine.l2_windows
-    if problem.overlapped or config.BK * config.INPUT.itemsize <= _SHORT_ROW_BYTES:
-        rows = config.units * config.pixels + config.BN
-        loaded = max(loaded, _STAGE_CLOCKS + rows * (_RUN if problem.overlapped else _SHORT_ROW))
+    loaded = _loaded(config, problem, machine)
     elements = UNIT_PIXELS * config.units * config.stored_columns
     epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work / machine.lanes)
     if config.SPLIT > 1:
@@ -93,14 +91,31 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     return machine.launches.hopper_convolution + most + least / 8
 
 
+def row_bytes(run: int) -> int:
+    """Bytes of a row of a stage, of a tap with so many bytes of channels."""
+    if 128 < run < 256 and run % 64 == 0 and run % 128 <= 64:
+        return 64  # a second stage of 128 bytes would be half empty
+    return next(step for step in (32, 64, 128) if run <= step or step == 128)
+
+
+def _loaded(config: ConvolutionConfig, problem: ConvolutionProblem, machine: Machine) -> float:
+    """Clocks until the copies of a stage have come, on average."""
+    rows = config.units * config.pixels + config.BN
+    whole = config.stage_bytes / machine.l2_windows
+    if problem.overlapped or config.BK * config.INPUT.itemsize <= _SHORT_ROW_BYTES:
+        whole = max(whole, _STAGE_CLOCKS + rows * (_RUN if problem.overlapped else _SHORT_ROW))
+    if config.CHANNELS % config.BK == 0:
+        return whole
+    # The stages of the last channels of a tap have rows that are cut.
+    cut = max(whole, _STAGE_CLOCKS + config.units * config.pixels * _CUT_ROW + config.BN * _SHORT_ROW)
+    return whole + (cut - whole) / config.channel_blocks
+
+
 def candidate_configs(problem: ConvolutionProblem, machine: Machine) -> list[ConvolutionConfig]:
     """Configs that can be built for a problem, with as many stages as are of use."""
     line = problem.images == problem.height == 1 and problem.kernel == (1, 1)
     unit = (1, 1, UNIT_PIXELS) if line else unit_of(problem.images, problem.height, problem.width)
-    run = problem.channels * problem.input.itemsize
-    depth = next(step for step in (32, 64, 128) if run <= step or step == 128)  # bytes of a stage
-    if 128 < run < 256 and run % 64 == 0 and run % 128 <= 64:
-        depth = 64  # a second stage of 128 bytes would be half empty
+    depth = row_bytes(problem.channels * problem.input.itemsize)
     configs = []
     shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), *((1, s, False) for s in (2, 4, 8)))
     for columns, (consumers, split, ping_pong) in product((16, 32, 64, 96, 128, 192, 256), shares):
