@@ -9,7 +9,7 @@ from tests.convolution_cases import CASES
 from tests.hopper_convolutions import prepare_convolution
 from tests.host.hopper_support import ORDERS
 from tilewright.errors import LaunchError
-from tilewright.library.convolution.hopper.choice import ranked_configs, unit_of
+from tilewright.library.convolution.hopper.choice import candidate_configs, ranked_configs, row_bytes, unit_of
 from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.settings import settings
@@ -65,3 +65,14 @@ def test_impossible_configs_say_why() -> None:
         ConvolutionConfig((1, 7, 7), 64, 64).check()
     with pytest.raises(LaunchError, match="multiples of 16 bytes"):
         ConvolutionConfig((1, 8, 8), 64, 3).check()
+
+
+@pytest.mark.parametrize("channels", [8, 24, 40, 48, 72, 96, 144, 200])
+def test_rows_of_weights_are_those_of_stages(channels: int) -> None:
+    problem = ConvolutionProblem(8, 30, 30, 32, channels, kernel=(3, 3))
+    assert {config.BK * 2 for config in candidate_configs(problem, H200)} == {row_bytes(2 * channels)}
+
+
+def test_cut_rows_take_longer_than_whole_ones() -> None:
+    cut, whole = (ConvolutionProblem(1792, 62, 62, 16, channels, kernel=(3, 3)) for channels in (24, 32))
+    assert ranked_configs(cut, H200)[0][1] > 1.2 * ranked_configs(whole, H200)[0][1]
