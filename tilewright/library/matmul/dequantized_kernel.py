@@ -97,13 +97,14 @@ def add_products(sums, x, step, rows, weights, x_row, ROWS: tl.constexpr, WHOLE:
 
 @tilewright.jit
 def add_pairs(sums, x, step, rows, pairs, x_row, ROWS: tl.constexpr, WHOLE: tl.constexpr):
-    """As `add_products`, of two elements from `step` on and words of two bfloat16: x are words of two as well."""
+    """As `add_products`, of two elements from `step` on and words of two bfloat16."""
     found = ()
     for row in tl.static_range(ROWS):
         place = row
         if not WHOLE:
             place = tl.minimum(row, rows - 1)
-        elements = tl.load(x + (place * x_row + step >> 1) + tl.zeros(pairs.shape, tl.int32))
+        words = (x + place * x_row + step).to(tl.pointer_type(tl.uint32), bitcast=True)
+        elements = tl.load(words + tl.zeros(pairs.shape, tl.int32))
         added = tl.fma(upper_half(pairs), upper_half(elements), sums[row])
         found = found + (tl.fma(lower_half(pairs), lower_half(elements), added),)
     return found
@@ -168,15 +169,6 @@ def store_rows(sums, out, first, panel, rows, columns, c_row, extra, WIDTH: tl.c
 
 
 @tilewright.jit
-def first_row(x, row, x_row, PAIRS: tl.constexpr):
-    """Where a row begins, with `PAIRS` in words of two elements."""
-    begin = x + row.to(tl.int64) * x_row
-    if PAIRS:
-        begin = begin.to(tl.pointer_type(tl.uint32), bitcast=True)
-    return begin
-
-
-@tilewright.jit
 def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
              GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
              ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
@@ -191,7 +183,7 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
     panel = tl.program_id(1)
     groups = depth // GROUP
     base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8)
-    x = first_row(x, first, x_row, PAIRS)
+    x = x + first.to(tl.int64) * x_row
     last = rows - first
     sums = no_sums(WIDTH // LANES, ROWS, LANES)
     for begin in range(0, depth, HALF * parts):
@@ -287,7 +279,7 @@ def few_rows_of_words(x, w, scales, zeros, out, rows, columns, depth, x_row, c_r
     table = (tl.arange(0, 16) - ZERO).to(tl.float32)
     groups = depth // GROUP
     base = w.to(tl.pointer_type(tl.uint32), bitcast=True) + panel.to(tl.int64) * (depth // 8 * WIDTH)
-    x = first_row(x, first, x_row, PAIRS)
+    x = x + first.to(tl.int64) * x_row
     last = rows - first
     sums = no_sums(WIDTH // LANES, ROWS, LANES)
     for group in range(0, groups):
