@@ -15,9 +15,9 @@ def image_block(draw: Draw) -> Drawn:
     batch, channels = draw.size(1, 64), draw.choice((3, 8, 16, 32, 64, 112, 128, 256))
     filters, kernel = draw.choice((16, 24, 32, 64, 128, 192)), draw.choice((1, 1, 3, 3, 4))
     side = {1: draw.size(1000, 100000), 2: draw.size(28, 512), 3: draw.size(8, 64)}[dimensions]
-    while batch > 1 and batch * max(channels, filters) * side**dimensions > 1 << 27:
+    while batch > 1 and batch * max(channels, filters) * side**dimensions > 1 << 25:
         batch //= 2
-    while batch * max(channels, filters) * side**dimensions > 1 << 28:
+    while batch * max(channels, filters) * side**dimensions > 1 << 26:
         side = side * 3 // 4
     transposed = kernel > 1 and draw.random() < 0.25
     apply = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
