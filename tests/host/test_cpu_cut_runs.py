@@ -13,6 +13,8 @@ import tilewright
 import tilewright.language as tl
 from tests.host.kernel_support import check, lowered
 from tests.host.test_cpu_lowering_blocks import draw, traced
+from tilewright.targets.cpu.affine import AffineAnalysis
+from tilewright.targets.cpu.cut_runs import CutRuns
 from tilewright.targets.cpu.target import CPUTarget
 
 SERVER = CPUTarget.named("sapphirerapids")
@@ -353,3 +355,41 @@ def test_loops_whose_vectors_are_short_are_cut():
     for columns in (4, 12, 36, 64):
         x, out = draw((7, columns + 4)), np.zeros((7, columns + 8), np.float32)
         check(function, [x, out, 7 * columns, columns, columns + 4, columns + 8], (-(-7 * columns // 128),))
+
+
+@tilewright.jit
+def pooled(x, out, n, height, width, P: tl.constexpr):
+    """Every second element of every second row: loads stay gathers, in runs too."""
+    place = tl.program_id(0) * P + tl.arange(0, P)
+    line, column = place // width, place % width
+    image, row = line // height, line % height
+    total = tl.zeros((P,), tl.float32)
+    for down in range(3):
+        for across in range(3):
+            y, z = row * 2 + down, column * 2 + across
+            inside = (place < n) & (y < 2 * height) & (z < 2 * width)
+            total += tl.load(x + (image * 2 * height + y) * 2 * width + z, mask=inside, other=0.0)
+    tl.store(out + line * (width + 1) + column, total, mask=place < n)
+
+
+def test_quotients_of_gathers_may_have_buffers():
+    types = {"x": "*f32", "out": "*f32", **dict.fromkeys(("n", "height", "width"), "i32")}
+    function = traced(pooled, types, {"P": 128}, ("x", "out"))
+    for other, known in ((function, False), (traced(windows, WINDOWS, {"P": 64, "C": 4}), True)):
+        assert bool(CutRuns(other, 16).known_in_runs(other, AffineAnalysis(other))) is known
+    height, width = 3, 21
+    x, out = draw((4 * height, 2 * width)), np.zeros((2 * height, width + 1), np.float32)
+    check(function, [x, out, 2 * height * width, height, width], (1,), tolerance=1e-5)
+
+
+@tilewright.jit
+def resized(x, out, n, scale, P: tl.constexpr):
+    place = tl.program_id(0) * P + tl.arange(0, P)
+    source = tl.minimum((place * scale).to(tl.int32), n - 1)
+    tl.store(out + place, tl.load(x + source, mask=place < n), mask=place < n)
+
+
+def test_lanes_that_floats_place_are_not_compared():
+    function = traced(resized, {"x": "*f32", "out": "*f32", "n": "i32", "scale": "f32"}, {"P": 128}, ("x", "out"))
+    text = lowered(function, SERVER).text
+    assert "gather" in text and "mostly." not in text

@@ -126,10 +126,14 @@ class CutRuns:
 
     def known_in_runs(self, function: Function, narrow: AffineAnalysis) -> set[SSAValue]:
         """What is known in runs alone of the quotients of addresses that become regular there, and of what comes of
-        them, such as masks: a buffer of it would leave loops uncut."""
+        them, such as masks: a buffer of it would leave loops uncut.  Not of quotients of other addresses, too: these
+        are computed for each lane."""
         if self.analysis is None:
             return set()
-        found = self._placing(function, narrow)
+        pointers = [operation.operands[0] for operation in function.walk() if operation.opcode in ("load", "store")]
+        regular = {pointer: self._becomes_regular_along(pointer, narrow) for pointer in pointers}
+        found = self._quotients([pointer for pointer in pointers if regular[pointer]], narrow)
+        found -= self._quotients([pointer for pointer in pointers if not regular[pointer]], narrow)
         for operation in function.walk() if found else ():
             if operation.opcode == "load" or found.isdisjoint(operation.operands):
                 continue
@@ -137,11 +141,11 @@ class CutRuns:
             found.update(result for result in kinds if self._known_in_runs_alone(result, narrow))
         return found
 
-    def _placing(self, function: Function, narrow: AffineAnalysis) -> set[SSAValue]:
-        """The quotients and remainders of addresses that are regular in runs, and only there."""
+    def _quotients(self, pointers: Sequence[SSAValue], narrow: AffineAnalysis) -> set[SSAValue]:
+        """The quotients and remainders of addresses that are known in runs, and only there."""
         found: set[SSAValue] = set()
-        pointers = [operation.operands[0] for operation in function.walk() if operation.opcode in ("load", "store")]
-        seen, pending = set(), [pointer for pointer in pointers if self._becomes_regular_along(pointer, narrow)]
+        seen: set[SSAValue] = set()
+        pending = list(pointers)
         while pending:
             value = pending.pop()
             if value in seen or value.type.is_scalar or value.definition is None or value.definition.opcode == "load":

@@ -119,7 +119,7 @@ def may_lie_together(evaluator: Evaluator, pointer: SSAValue, indices: Indices) 
 
 
 def is_computed(value: SSAValue) -> bool:
-    """Whether a block is arithmetic with numbers and positions alone."""
+    """Whether a block is arithmetic with integers and positions alone: what floats place is mostly apart."""
     seen: set[SSAValue] = set()
     found = [value]
     while found:
@@ -129,6 +129,8 @@ def is_computed(value: SSAValue) -> bool:
         seen.add(each)
         operation = each.definition
         if operation is None or operation.opcode not in _COMPUTED:
+            return False
+        if not each.type.is_pointer and each.type.dtype.is_float:
             return False
         found += operation.operands
     return True
