@@ -196,7 +196,9 @@ def _call(
         "x": x, "w": weights.codes, "scales": weights.scales, "zeros": weights.zeros, "out": slots.stored
     }  # fmt: skip
     # A number that one product alone reads is its operand; for two vectors it would be shuffled into a register.
-    lanes = width // 2 if target.shuffles_broadcasts else width
+    # One row by 8 bits waits for memory, which is best read from one end to the other.
+    halved = target.shuffles_broadcasts and (weights.bits == 4 or at_once > 1)
+    lanes = width // 2 if halved else width
     chains = max(1, min(_CHAINS, _CHAINS * width // lanes // at_once))
     across, numbers = panels, None
     if neighbours:
