@@ -114,3 +114,16 @@ def test_costs_have_the_sectors_that_blocks_touch() -> None:
         (group,) = fuse(graph, GPU.kernels).groups
         seconds.append(choose(candidates(group, graph, GPU)).cost.seconds)
     assert seconds[1] > 1.05 * seconds[0]
+
+
+def test_phases_side_by_side_are_read_along_their_channels(draw: Draw) -> None:
+    """Where places are quotients of the fastest variable, as of the phases of a transposed convolution that is cut at
+    its border, rows of a tile are what is read without a gap."""
+    b = GraphBuilder("phases")
+    phases = b.op("permute", [b.input("x", float16, (2, 40, 192))], order=(0, 2, 1))
+    split = b.op("permute", [b.op("reshape", [phases], shape=(2, 2, 2, 48, 40))], order=(0, 1, 3, 4, 2))
+    whole = b.op("reshape", [split], shape=(2, 2, 48, 80))
+    b.output(b.op("slice", [whole], axis=3, start=1, stop=80), "y")
+    graph = b.finish()
+    assert "TILE_ROWS" in call_of(graph).constants
+    check(graph, {"x": draw(2, 40, 192).astype(np.float16)}, target=GPU, tolerance=0.0)  # type: ignore[arg-type]

@@ -344,7 +344,13 @@ def _read_across(
         return None
     for index in traced.read():
         step = index.coefficient(last)
-        if isinstance(step, int) and (0 <= step <= near or _lies_together(step, variables[-1].extent, plane)):
+        # Quotients of the last variable make steps of another length than its coefficient says.
+        divided = plane and any(nested.coefficient(last) != 0 for nested in index.nested() if nested is not index)
+        if (
+            not divided
+            and isinstance(step, int)
+            and (0 <= step <= near or _lies_together(step, variables[-1].extent, plane))
+        ):
             continue
         for position, variable in enumerate(variables[:-1]):
             if index.coefficient(variable.axes[-1]) == 1 and not (plane and _is_tiny(variable, variables[-1])):
