@@ -107,3 +107,22 @@ def test_counts_and_squares_that_float16_does_not_hold(name: str) -> None:
     (found,) = reference.run(graph, {"x": x.numpy(), "y": y.numpy()}).values()
     exact = module(x.double(), y.double())
     torch.testing.assert_close(torch.from_numpy(found).double(), exact, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tracked", [True, False])
+def test_batch_norms_in_float32(tracked: bool, dtype: Any) -> None:
+    """As under autocast: statistics and factors that 16 bits do not hold, or hold with few digits."""
+    norm = torch.nn.BatchNorm2d(4, eps=1e-12, track_running_stats=tracked).eval()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, 0.5, 2.0, 1.0]))
+        norm.bias.copy_(torch.tensor([0.0, 1e-9, -1.0, 2.0]))
+        if tracked:
+            norm.running_mean.copy_(torch.tensor([1000.3, 1.0003, 0.0, -5.0]))
+            norm.running_var.copy_(torch.tensor([9e4, 9e-8, 1.0, 7e4]))
+    x = torch.randn(3, 4, 5, 6) * torch.tensor([300, 3e-4, 1, 250]).view(4, 1, 1)
+    x = (x + torch.tensor([1000, 1, 0, -5]).view(4, 1, 1)).to(dtype)
+    expected = norm(x)
+    found = tilewright.compile(norm, (x,), target="cpu", effort=0)(x)
+    assert found.dtype == expected.dtype == dtype
+    torch.testing.assert_close(found.double(), expected.double(), rtol=2 * torch.finfo(dtype).eps, atol=2e-3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import ml_dtypes
 
-from tilewright.dtypes import float32, float64
+from tilewright.dtypes import DType, float32, float64
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -125,10 +125,17 @@ def _batch_norm(
 ) -> Value:
     if mean is None or variance is None:
         raise Unsupported("batch normalisation without running statistics", "track statistics and call model.eval()")
-    weight = call.full((x.shape[1],), 1.0, x.dtype) if weight is None else weight
-    bias = call.full((x.shape[1],), 0.0, x.dtype) if bias is None else bias
-    parts = [call.cast(item, x.dtype) for item in (weight, bias, mean, variance)]
-    return call.op("batch_norm", x, *parts, epsilon=eps)
+    wide = _common(x, weight, bias, mean, variance)  # statistics in float32 may be no numbers of 16 bits
+    weight = call.full((x.shape[1],), 1.0, wide) if weight is None else weight
+    bias = call.full((x.shape[1],), 0.0, wide) if bias is None else bias
+    parts = [call.cast(item, wide) for item in (x, weight, bias, mean, variance)]
+    return call.cast(call.op("batch_norm", *parts, epsilon=eps), x.dtype)
+
+
+def _common(*values: Value | None) -> DType:
+    """The type of all, or one that holds those of all."""
+    types = {value.dtype for value in values if value is not None}
+    return types.pop() if len(types) == 1 else float64 if float64 in types else float32
 
 
 @rule("_native_batch_norm_legit_no_training.default")
@@ -158,11 +165,13 @@ def batch_norm_of_batch(
         wide = call.wide(x)
         mean, variance = call.mean_and_variance(wide, axes, 0)
         scale = call.op("rsqrt", call.op("add", variance, eps))
-        result = call.cast(call.op("multiply", call.op("subtract", wide, mean), scale), x.dtype)
+        result = call.op("multiply", call.op("subtract", wide, mean), scale)
+    result = call.cast(result, _common(result, weight, bias))
     for op, item in (("multiply", weight), ("add", bias)):
         if item is not None:
-            result = call.op(op, result, call.reshape(item, (item.shape[0], *[1] * (x.rank - 2))))
-    return result, None, None
+            factors = call.reshape(call.cast(item, result.dtype), (item.shape[0], *[1] * (x.rank - 2)))
+            result = call.op(op, result, factors)
+    return call.cast(result, x.dtype), None, None
 
 
 @rule("_native_batch_norm_legit_functional.default")

@@ -103,10 +103,12 @@ class RowProgram:
 def row_program(group: Group, graph: Graph, joined: bool) -> RowProgram:
     """The program of a group; with `joined`, pairs of reductions are one where that saves a walk.
 
-    Raises `NotImplementedError` when the group is none: a value is needed at other elements than it is computed at.
+    Raises `NotImplementedError` when the group is none: a value is needed at other elements than it is computed at, or
+    rows have one element.
     """
     space = next(space_of(node) for node in group.nodes if node.op in ROW_OPS)
-    assert space is not None
+    if space is None:
+        raise NotImplementedError("rows of one element")
     return _Maker(space, in_primitives(group.nodes), graph.constants).program(group, joined)
 
 
