@@ -14,6 +14,8 @@ from tilewright.dtypes import DType, float32
 from tilewright.symbolic import Size, evaluate, free_symbols, lower_bound, upper_bound
 from tilewright.targets.machine import Machine
 
+MEMORY_SECTOR = 32  # bytes that a GPU's memory moves at least
+
 
 @dataclass(frozen=True)
 class Cost:

@@ -26,7 +26,7 @@ from tilewright.library import functions
 from tilewright.library.activations import ROUNDED
 from tilewright.library.binding import divides
 from tilewright.library.candidate import KernelCall
-from tilewright.library.cost import expected
+from tilewright.library.cost import MEMORY_SECTOR, expected
 from tilewright.library.generated.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
 from tilewright.library.generated.runs import AXIS, Run, Store, find_runs
 from tilewright.library.generated.source import (
@@ -47,7 +47,6 @@ from tilewright.library.generated.trace import (
     walk,
 )
 from tilewright.library.generated.walks import (
-    MEMORY_SECTOR,
     ElementAccess,
     LoopSpace,
     grouped_space,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tilewright.library.cost import expected
+from tilewright.library.cost import MEMORY_SECTOR, expected
 from tilewright.library.generated.index import Bounded, Coordinate, Division, Index
 from tilewright.symbolic import Size
 
-SECTOR = 32  # bytes that memory is read in
-_LONG = 8 * SECTOR  # of a run whose ends count no more
+_LONG = 8 * MEMORY_SECTOR  # of a run whose ends count no more
 
 
 def covered_by(shape: Sequence[Size], elements: int) -> dict[int, int]:
@@ -30,12 +29,12 @@ def times_used(index: Index, covered: Mapping[int, int], itemsize: int) -> float
     steps = sorted((step, extent) for step, extent in _steps(index, covered) if extent > 1)
     span, used = 1, 1  # of the run that lies together: its elements, and those that are needed
     for step, extent in steps:
-        if (step - span) * itemsize >= SECTOR:
+        if (step - span) * itemsize >= MEMORY_SECTOR:
             break
         span, used = max(span, step * (extent - 1) + span), used * extent
     size = span * itemsize
     if size < _LONG:
-        size = -(-size // SECTOR) * SECTOR
+        size = -(-size // MEMORY_SECTOR) * MEMORY_SECTOR
     return max(1.0, size / (min(used, span) * itemsize))
 
 

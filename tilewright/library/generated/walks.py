@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.library.cost import MEMORY_SECTOR
 from tilewright.library.generated.index import Index, coordinate, flatten, unflatten
 from tilewright.library.generated.source import LoopVariable
 from tilewright.symbolic import Size, lift, product, simplify
 
-MEMORY_SECTOR = 32  # that memory moves at least
 _RUN_BYTES = 128  # that a tile should have side by side at either end
 
 

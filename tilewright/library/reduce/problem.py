@@ -174,10 +174,10 @@ def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> 
     assert anchor is not None and anchor.inputs[0] is not None
     flops = simplify(lift(product(anchor.inputs[0].shape)) * 8 + chain_operations(group.nodes))
     moved = total_bytes(group.inputs, group.outputs, group.nodes)
-    programs = max((product(call.grid) for call in calls), key=expected)
+    main = max(calls, key=lambda call: expected(product(call.grid)))
     if target.warp_threads > 1:  # on CPUs caches have what neighbouring rows share
-        moved = simplify(lift(moved) + _unused_bytes(group, max(calls, key=lambda call: expected(product(call.grid)))))
-    cost = estimate(target.machine(), moved, flops, programs, efficiency=0.25)
+        moved = simplify(lift(moved) + _unused_bytes(group, main))
+    cost = estimate(target.machine(), moved, flops, product(main.grid), efficiency=0.25)
     further = (len(calls) - 1) * target.machine().launches.kernel
     cost = replace(cost, seconds=cost.seconds + further)
     reasons = {"kernel": calls[-1].kernel.__name__, "grid": str(calls[-1].grid)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group, read_outside
@@ -27,7 +28,6 @@ class _Traffic:
 
     group: Group
     program: RowProgram
-
     walk: Walk
     config: ProgramConfig
 
@@ -35,7 +35,7 @@ class _Traffic:
     def once(self) -> Size:
         """All of it once, tensors with the elements of the space by the sectors that blocks read and write."""
         total = total_bytes(self.group.inputs, self.group.outputs, self.group.nodes)
-        for value, times in self._times().items():
+        for value, times in self._times.items():
             if times > 1:
                 total = simplify(lift(total) + int(expected(tensor_bytes(value)) * (times - 1)))
         return total
@@ -43,17 +43,17 @@ class _Traffic:
     @property
     def read(self) -> Size:
         total: Size = 0
-        times = self._times()
         for value in self.program.full_loads():
-            whole, more = tensor_bytes(value), times.get(value, 1.0)
+            whole, more = tensor_bytes(value), self._times.get(value, 1.0)
             total = simplify(lift(total) + (whole if more == 1 else int(expected(whole) * more)))
         return total
 
+    @cached_property
     def _times(self) -> dict[Value, float]:
         """How many bytes are moved for each byte of tensors with the elements of the space."""
-        covered = self._covered()
         if not self.config.threads:  # on CPUs caches have what neighbouring rows share
             return {}
+        covered = self._covered()
         found = {
             item.value: times_used(item.index, covered, item.value.dtype.itemsize)
             for item in self.program.stored

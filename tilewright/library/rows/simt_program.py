@@ -44,15 +44,8 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     except NotImplementedError as reason:
         return [with_failure(found[0], reason)]
     whole, long = walk_of(single, NARROWEST_LINE), walk_of(joined, NARROWEST_LINE)
-    configs = [(single, whole, config) for config in _whole_configs(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)
-    in_registers = bool(configs)
-    configs += [
-        (joined, long, config)
-        for config in _long_configs(joined, long, target, in_registers)
-        if config.parts == 1 or safe
-    ]
-    configs += _by_memory(single, joined, target, safe)
+    configs = _configs((single, whole), (joined, long), target, safe) + _by_memory(single, joined, target, safe)
     return [*found, *_candidates(group, configs, target)]
 
 
@@ -75,14 +68,16 @@ def _by_memory(
     whole, long = walk_by_memory(single, NARROWEST_LANES), walk_by_memory(joined, NARROWEST_LANES)
     if whole is None or long is None:
         return []
-    configs = [(single, whole, config) for config in _whole_configs(single, whole, target)]
-    in_registers = bool(configs)
-    configs += [
-        (joined, long, config)
-        for config in _long_configs(joined, long, target, in_registers)
-        if config.parts == 1 or safe
-    ]
-    return configs
+    return _configs((single, whole), (joined, long), target, safe)
+
+
+def _configs(
+    at_once: tuple[RowProgram, Walk], in_chunks: tuple[RowProgram, Walk], target: Target, safe: bool
+) -> list[tuple[RowProgram, Walk, ProgramConfig]]:
+    """The configs that have rows as a whole, and those that walk them."""
+    configs = [(*at_once, config) for config in _whole_configs(*at_once, target)]
+    long = _long_configs(*in_chunks, target, bool(configs))
+    return [*configs, *((*in_chunks, config) for config in long if config.parts == 1 or safe)]
 
 
 def _candidates(

@@ -67,11 +67,10 @@ def load_mostly(
     steps: tuple[int, ...],
 ) -> LLVMValue:
     """The load, whose addresses are computed for all lanes only where they are not as usual."""
-    builder, pointer, size = evaluator.builder, operation.operands[0], operation.result.type.element.itemsize
+    builder, pointer, element = evaluator.builder, operation.operands[0], operation.result.type.element
     lanes, memory, combined, passthrough = _masked(evaluator, operation, indices, mask, other)
     first, last = _ends(evaluator, pointer, indices)
-
-    element = operation.result.type.element
+    size = element.itemsize
 
     def together(step: int) -> LLVMValue:
         if step == 1:
@@ -139,7 +138,7 @@ def is_computed(value: SSAValue) -> bool:
 def load_together(
     evaluator: Evaluator, operation: Operation, indices: Indices, mask: LLVMValue | None, other: LLVMValue
 ) -> LLVMValue:
-    """The load, which is one vector where all lanes that are loaded lie next to each other."""
+    """The load: one vector if all active lanes are contiguous, else a gather."""
     builder, element = evaluator.builder, operation.result.type.element
     lanes, memory, combined, passthrough = _masked(evaluator, operation, indices, mask, other)
     pointers = evaluator.vector(operation.operands[0], indices, lanes)
@@ -160,7 +159,7 @@ def load_together(
 def store_together(
     evaluator: Evaluator, pointer: SSAValue, indices: Indices, stored: LLVMValue, combined: LLVMValue, size: int
 ) -> None:
-    """The store, which is one vector where all lanes that are stored lie next to each other."""
+    """The store: one vector if all active lanes are contiguous, else a scatter."""
     builder = evaluator.builder
     pointers = evaluator.vector(pointer, indices, stored.lanes)
     first, usual = _common_start(evaluator, pointers, combined, size)

@@ -19,7 +19,7 @@ from tilewright.library.convolution.hopper.folded_pixels import in_rows_of_pixel
 from tilewright.library.convolution.operands import Moves
 from tilewright.library.convolution.problem import ConvolutionProblem, convolution_of, image_ranges, is_pointwise
 from tilewright.library.convolution.simt.kernel import pad_channels
-from tilewright.library.cost import expected
+from tilewright.library.cost import MEMORY_SECTOR, expected
 from tilewright.library.generated.expressions import EXPRESSIONS
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.index import dense_strides
@@ -40,7 +40,6 @@ _LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
 _LARGEST_STEP = 8  # of a tensor copy
 _COPIED_ROW = 128  # bytes of a row of a tensor copy
 _MOST_ROW_COLUMNS = 256  # of a row of several pixels
-_SECTOR_BYTES = 32  # bytes of memory that are read at once
 _INTEGERS, _FLOATS = (int8, uint8), (float8e4nv, float8e5)  # of 8 bits
 
 
@@ -224,7 +223,7 @@ def _configs(
 def _is_overlapped(image: _Image) -> bool:
     """Whether pixels are runs of memory that begin in one sector or in neighbours."""
     apart = image.strides[2]
-    near = isinstance(apart, int) and apart * image.place.dtype.itemsize <= _SECTOR_BYTES
+    near = isinstance(apart, int) and apart * image.place.dtype.itemsize <= MEMORY_SECTOR
     return near and expected(apart) < image.shape[3]
 
 
