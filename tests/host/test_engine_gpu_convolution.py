@@ -264,7 +264,7 @@ def test_narrow_pixels_in_rows(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, size: Any, channels: int,
     attributes: Any, pixels: int, batch: int | str,
 ) -> None:  # fmt: skip
-    """As they lie where windows stay within lines, else in a copy."""
+    """The image is read in place if windows stay within its lines, else from a copy."""
     monkeypatch.setattr("tilewright.library.convolution.simt.candidates.hopper_rows", preferred_rows)
     graph = model(rng, batch, size, channels, 24, **attributes)
     check(graph, rng, (2,) if batch == 2 else (1, 3), f"hopper convolution, {pixels} pixels a row")
